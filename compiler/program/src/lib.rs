@@ -1,1 +1,33 @@
-#![doc = ""]
+//! The contract between compiler and runtime: a program is one training step as one instruction list per queue of
+//! each device, self-contained, textual and verified.
+//!
+//! Data flows one way: a [`Program`] is built (by the compiler) or parsed (from `.pprog` text), becomes [`Verified`],
+//! and only then is simulated or run.
+//!
+//! Invariants: ids index the tables of their program and print as they are spelled in the text (`d0`, `f3`, `b12`,
+//! `c2`, `q1`, `t7`, `l4`, `r0`); everything a runtime needs stands in the program; nothing stands only in a comment.
+//!
+//! What this crate deliberately does not know: `.pipe` files, layers, schedules, e-graphs, devices that compute, files,
+//! clocks and threads.
+#![forbid(unsafe_code)]
+
+pub mod function;
+pub mod id;
+pub mod kernel;
+pub mod program;
+pub mod tensor;
+pub mod units;
+
+pub use function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
+pub use id::{
+    BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParamId, ParameterId, QueueId,
+    ScalarId, Slice, StageId, ValueId,
+};
+pub use kernel::{AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, RopeScaling, UnaryOp};
+pub use program::{
+    Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction, LearningRate,
+    Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind, Space, StepInput, StepWork,
+    Tokenizer, TokenWidth, Training, Unit, View, Work,
+};
+pub use tensor::{DType, Shape, TensorType};
+pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
