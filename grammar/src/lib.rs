@@ -1,1 +1,4 @@
-#![doc = ""]
+//! The `.pipe` language: text to a syntax tree and back.
+
+pub mod ast;
+pub mod diagnostic;
