@@ -1,1 +1,9 @@
-#![doc = ""]
+//! The runtime: executes verified programs on devices, feeds them data, and keeps their state.
+#![deny(unsafe_code)]
+
+pub mod arena;
+pub mod device;
+pub mod splitmix;
+
+pub use arena::{ALIGNMENT, Arena, Region, Touched};
+pub use device::{Compiled, Device, DeviceError, ScalarValue};
