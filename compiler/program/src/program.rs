@@ -180,6 +180,10 @@ pub struct Device {
     pub host_memory: Bytes,
     /// The rate of memory traffic.
     pub bandwidth: BytesPerSecond,
+    /// The links that a copy from its host arena to its device arena takes, in order; empty when the cluster does not say.
+    pub upload: Vec<LinkId>,
+    /// The links that a copy from its device arena to its host arena takes, in order; empty when the cluster does not say.
+    pub download: Vec<LinkId>,
     /// The peak rate of matrix products by element type, ascending by type.
     pub rates: Vec<(DType, FlopsPerSecond)>,
     /// The threads of a CPU device; 1 elsewhere.
