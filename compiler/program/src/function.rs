@@ -122,6 +122,16 @@ pub enum ScalarType {
     Integer,
 }
 
+impl ScalarType {
+    /// The spelling in `.pprog` text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Real => "real",
+            Self::Integer => "integer",
+        }
+    }
+}
+
 /// A typed tensor inside a region. Two values may name the same bytes (a reshape, or an in-place kernel); bytes of a
 /// workspace may serve several values one after another.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -271,21 +271,60 @@ pub enum BinaryOp {
     Less,
 }
 
-impl fmt::Display for UnaryOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl Op {
+    /// The spelling in `.pprog` text and reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Matmul { .. } => "matmul",
+            Self::SumRows => "sum_rows",
+            Self::Embedding => "embedding",
+            Self::EmbeddingGrad => "embedding_grad",
+            Self::Positions { .. } => "positions",
+            Self::PositionsGrad { .. } => "positions_grad",
+            Self::RmsNorm { .. } => "rms_norm",
+            Self::RmsNormGrad => "rms_norm_grad",
+            Self::RmsNormGainGrad => "rms_norm_gain_grad",
+            Self::LayerNorm { .. } => "layer_norm",
+            Self::LayerNormGrad => "layer_norm_grad",
+            Self::LayerNormParamGrad => "layer_norm_param_grad",
+            Self::Rope { .. } => "rope",
+            Self::Attention(_) => "attention",
+            Self::AttentionGrad(_) => "attention_grad",
+            Self::Softmax => "softmax",
+            Self::SoftmaxGrad => "softmax_grad",
+            Self::CrossEntropy { .. } => "cross_entropy",
+            Self::CrossEntropyGrad { .. } => "cross_entropy_grad",
+            Self::Map { .. } => "map",
+            Self::SumSquares => "sum_squares",
+            Self::ClipFactor { .. } => "clip_factor",
+            Self::AdamW { .. } => "adamw",
+        }
+    }
+}
+
+impl UnaryOp {
+    /// All functions of one element.
+    pub const ALL: [Self; 5] = [Self::Neg, Self::Exp, Self::Tanh, Self::Erf, Self::Sigmoid];
+
+    /// The spelling in text and reports.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Neg => "neg",
             Self::Exp => "exp",
             Self::Tanh => "tanh",
             Self::Erf => "erf",
             Self::Sigmoid => "sigmoid",
-        })
+        }
     }
 }
 
-impl fmt::Display for BinaryOp {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl BinaryOp {
+    /// All functions of two elements.
+    pub const ALL: [Self; 7] = [Self::Add, Self::Sub, Self::Mul, Self::Div, Self::Max, Self::Min, Self::Less];
+
+    /// The name in code and reports.
+    pub fn name(self) -> &'static str {
+        match self {
             Self::Add => "add",
             Self::Sub => "sub",
             Self::Mul => "mul",
@@ -293,6 +332,31 @@ impl fmt::Display for BinaryOp {
             Self::Max => "max",
             Self::Min => "min",
             Self::Less => "less",
-        })
+        }
+    }
+
+    /// The spelling in `.pprog` text: `+`, `-`, `*`, `/` and `<` between the operands, `max` and `min` before them.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Self::Add => "+",
+            Self::Sub => "-",
+            Self::Mul => "*",
+            Self::Div => "/",
+            Self::Max => "max",
+            Self::Min => "min",
+            Self::Less => "<",
+        }
+    }
+}
+
+impl fmt::Display for UnaryOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl fmt::Display for BinaryOp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }

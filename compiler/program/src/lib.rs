@@ -11,23 +11,26 @@
 //! clocks and threads.
 #![forbid(unsafe_code)]
 
+pub mod entity;
 pub mod function;
 pub mod id;
 pub mod kernel;
 pub mod program;
 pub mod tensor;
+pub mod text;
 pub mod units;
 
+pub use entity::Entity;
 pub use function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
 pub use id::{
-    BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParamId, ParameterId, QueueId,
-    ScalarId, Slice, StageId, ValueId,
+    BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParamId, ParameterId,
+    QueueId, ScalarId, Slice, StageId, ValueId,
 };
 pub use kernel::{AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, RopeScaling, UnaryOp};
 pub use program::{
-    Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction, LearningRate,
-    Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind, Space, StepInput, StepWork,
-    Tokenizer, TokenWidth, Training, Unit, View, Work,
+    Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
+    LearningRate, Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind,
+    Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
 };
 pub use tensor::{DType, Shape, TensorType};
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};

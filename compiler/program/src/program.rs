@@ -11,9 +11,10 @@
 //! Buffers of category [`Category::Weights`] and [`Category::Optimizer`] are *state*: they hold their bytes from step
 //! to step and are initialised once. All others are undefined at the start of a step (feeds are written then).
 
-use crate::function::Function;
+use crate::function::{Function, ScalarType};
 use crate::id::{
-    BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParameterId, QueueId, Slice, StageId,
+    BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParameterId, QueueId,
+    Slice, StageId,
 };
 use crate::tensor::{DType, TensorType};
 use crate::units::{Bytes, BytesPerSecond, FlopsPerSecond, Nanos};
@@ -110,7 +111,7 @@ impl LearningRate {
         match self {
             Self::Constant { rate } => rate,
             Self::Cosine { peak, warmup, steps, floor } => {
-                if step <= warmup {
+                if warmup > 0 && step <= warmup {
                     peak * step as f64 / warmup as f64
                 } else if step >= steps {
                     floor
@@ -392,6 +393,19 @@ pub enum FeedKind {
     Targets,
 }
 
+impl FeedKind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Tokens, Self::Targets];
+
+    /// The spelling in text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tokens => "tokens",
+            Self::Targets => "targets",
+        }
+    }
+}
+
 /// What the engine reads after a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
@@ -408,6 +422,19 @@ pub enum ReadingKind {
     Loss,
     /// `f64 [1]`: the global norm of the gradients before clipping.
     GradientNorm,
+}
+
+impl ReadingKind {
+    /// All kinds.
+    pub const ALL: [Self; 2] = [Self::Loss, Self::GradientNorm];
+
+    /// The spelling in text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::GradientNorm => "gradient_norm",
+        }
+    }
 }
 
 /// An in-order queue of a device.
@@ -553,6 +580,29 @@ pub enum StepInput {
     LossScale,
     /// `at(at(seed, step), micro_batch)` of the call's unit by SplitMix64, an integer: the seed of dropout.
     Seed,
+}
+
+impl StepInput {
+    /// All step inputs.
+    pub const ALL: [Self; 4] = [Self::LearningRate, Self::Step, Self::LossScale, Self::Seed];
+
+    /// The spelling in text, after `step.`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LearningRate => "learning_rate",
+            Self::Step => "number",
+            Self::LossScale => "loss_scale",
+            Self::Seed => "seed",
+        }
+    }
+
+    /// The type of the scalar that takes it.
+    pub fn ty(self) -> ScalarType {
+        match self {
+            Self::LearningRate | Self::LossScale => ScalarType::Real,
+            Self::Step | Self::Seed => ScalarType::Integer,
+        }
+    }
 }
 
 /// What an instruction does for the step.

@@ -71,9 +71,9 @@ fn time_at_rate(amount: u64, rate: u64) -> Nanos {
     if amount == 0 {
         return Nanos::ZERO;
     }
-    let nanos = (u128::from(amount) * 1_000_000_000).checked_div(u128::from(rate)).map(|whole| {
-        whole + u128::from((u128::from(amount) * 1_000_000_000) % u128::from(rate) != 0)
-    });
+    let nanos = (u128::from(amount) * 1_000_000_000)
+        .checked_div(u128::from(rate))
+        .map(|whole| whole + u128::from((u128::from(amount) * 1_000_000_000) % u128::from(rate) != 0));
     Nanos(nanos.and_then(|nanos| u64::try_from(nanos).ok()).unwrap_or(u64::MAX))
 }
 
