@@ -67,7 +67,8 @@ pub enum Op {
         /// Added to the mean square.
         eps: f64,
     },
-    /// `x [R,C], gain [C], inv_rms f32 [R], dy [R,C] -> dx [R,C]`. May accumulate.
+    /// `x [R,C], gain [C], inv_rms f32 [R], dy [R,C] [, residual [R,C]] -> dx [R,C]`: the gradient, plus the residual
+    /// (the gradient that arrives past the norm). May accumulate.
     RmsNormGrad,
     /// `x [R,C], inv_rms f32 [R], dy [R,C] -> dgain [C]`. May accumulate.
     RmsNormGainGrad,
@@ -77,7 +78,8 @@ pub enum Op {
         /// Added to the variance.
         eps: f64,
     },
-    /// `x [R,C], gain [C], mean f32 [R], inv_std f32 [R], dy [R,C] -> dx [R,C]`. May accumulate.
+    /// `x [R,C], gain [C], mean f32 [R], inv_std f32 [R], dy [R,C] [, residual [R,C]] -> dx [R,C]`: the gradient, plus
+    /// the residual. May accumulate.
     LayerNormGrad,
     /// `x [R,C], mean f32 [R], inv_std f32 [R], dy [R,C] -> dgain [C], dbias [C]`. Both may accumulate.
     LayerNormParamGrad,
@@ -144,7 +146,8 @@ pub enum Op {
         /// The largest norm that passes unchanged.
         limit: f64,
     },
-    /// `gradient [N] [, factor f32 [1]] -> weight [N], moment f32 [N], variance f32 [N]`, outputs updated in place.
+    /// `gradient [N] [, factor f32 [1]] -> weight [N], moment f32 [N], variance f32 [N] [, master f32 [N]]`, outputs
+    /// updated in place. With a master, `w` below is the master and the weight becomes its rounding.
     /// With `g = factor * gradient`: `m = beta1 m + (1 - beta1) g`, `v = beta2 v + (1 - beta2) g^2`,
     /// `w = w (1 - rate weight_decay) - rate / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps)`
     /// (decoupled weight decay, Loshchilov and Hutter 2019).

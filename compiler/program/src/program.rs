@@ -224,6 +224,8 @@ pub struct Placed {
     pub gradient: View,
     /// First and second moment.
     pub moments: [View; 2],
+    /// The weight in f32, where [`Placed::weight`] is only its rounding to a shorter type.
+    pub master: Option<View>,
     /// The stages that use it here. The gradient is complete when each of them has added one contribution for every
     /// micro-batch and slice.
     pub stages: Vec<StageId>,

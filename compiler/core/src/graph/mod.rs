@@ -1,0 +1,77 @@
+//! One small graph per distinct layer: forward, input gradient and weight gradient as kernels over typed values.
+//!
+//! A [`Graph`] is the layer for one micro-batch: shapes are concrete, ops are those of the program. Invariants
+//! (checked by its verifier): every value is written once and then only added to; kernels obey the signatures of their ops; a
+//! forward kernel reads nothing of the backward pass; weight kernels are read by no kernel, so that the backward pass
+//! without them is complete.
+//!
+//! It deliberately knows no buffers, no stages and no order across layers.
+
+use crate::spec::{LayerId, SlotId};
+use pipec_program::id::IdVec;
+use pipec_program::{Kernel, TensorType, ValueId};
+
+/// The graphs of all distinct layers.
+pub type Graphs = IdVec<LayerId, Graph>;
+
+/// A layer for one micro-batch. Kernels name values by the [`ValueId`] of this graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    /// The name of the layer.
+    pub name: String,
+    /// The values.
+    pub values: IdVec<ValueId, Value>,
+    /// What comes in, in order.
+    pub inputs: Vec<ValueId>,
+    /// What goes out, in order; empty for the last layer.
+    pub outputs: Vec<ValueId>,
+    /// The gradient of each output, which comes in on the backward pass.
+    pub output_gradients: Vec<ValueId>,
+    /// The gradient of each input, which goes out on the backward pass; empty for the first layer.
+    pub input_gradients: Vec<ValueId>,
+    /// The forward pass.
+    pub forward: Vec<Kernel>,
+    /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
+    pub backward: Vec<(Phase, Kernel)>,
+}
+
+/// Which backward pass a kernel belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// With respect to inputs.
+    B,
+    /// With respect to weights.
+    W,
+}
+
+/// A value of a graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Value {
+    /// A name for people.
+    pub name: String,
+    /// Its type.
+    pub ty: TensorType,
+    /// Where it comes from.
+    pub kind: Kind,
+}
+
+/// Where a value comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The piece before, or after for an output gradient.
+    Boundary,
+    /// The parameter in a slot.
+    Weight(SlotId),
+    /// The gradient of the parameter in a slot: only ever added to.
+    WeightGradient(SlotId),
+    /// The tokens of the micro-batch, `u32 [T]`.
+    Tokens,
+    /// The next tokens, `u32 [T]`.
+    Targets,
+    /// The loss sum of the micro-batch, `f64 [1]`.
+    Loss,
+    /// A kernel of this graph.
+    Computed,
+    /// The same bytes as another value under another shape.
+    Reshaped(ValueId),
+}
