@@ -3,7 +3,9 @@
 
 pub mod arena;
 pub mod device;
+pub mod reference;
 pub mod splitmix;
 
 pub use arena::{ALIGNMENT, Arena, Region, Touched};
 pub use device::{Compiled, Device, DeviceError, ScalarValue};
+pub use reference::ReferenceDevice;
