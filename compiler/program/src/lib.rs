@@ -11,6 +11,7 @@
 //! clocks and threads.
 #![forbid(unsafe_code)]
 
+pub mod cost;
 pub mod entity;
 pub mod function;
 pub mod id;
@@ -20,6 +21,7 @@ pub mod tensor;
 pub mod text;
 pub mod units;
 
+pub use cost::{Cost, Costs, Profile, ProfileError};
 pub use entity::Entity;
 pub use function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
 pub use id::{
