@@ -1,0 +1,271 @@
+//! The command line as it is written: one type per command, read by clap. What the arguments mean is the business of
+//! [`crate::commands`].
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Compiles `.pipe` files to pipeline programs, shows, simulates and runs them.
+#[derive(Debug, Parser)]
+#[command(name = "pipec", version, about, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+pub struct Arguments {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// How to write diagnostics.
+    #[arg(long, global = true, value_enum, default_value_t = ErrorFormat::Human)]
+    pub error_format: ErrorFormat,
+    /// When to colour diagnostics and progress; NO_COLOR is respected.
+    #[arg(long, global = true, value_enum, default_value_t = Color::Auto)]
+    pub color: Color,
+}
+
+/// How to write diagnostics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum ErrorFormat {
+    /// With the source line, for people.
+    Human,
+    /// One line each: `file:line:column: error[E0102]: message`.
+    Short,
+    /// One JSON object a line.
+    Json,
+}
+
+/// When to colour.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// When standard error is a terminal.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Compiles a file and reports every error in it.
+    Check(CheckArguments),
+    /// Compiles a file and writes a form of it.
+    Build(BuildArguments),
+    /// Predicts step time, bubble and peak memory.
+    Simulate(SimulateArguments),
+    /// Draws the timeline of a step.
+    Show(ShowArguments),
+    /// Trains the model.
+    Run(RunArguments),
+    /// Measures every function of a program on this machine, for `simulate` and `show`.
+    Profile(ProfileArguments),
+    /// Checks a `.pprog` file.
+    Verify(VerifyArguments),
+    /// Lays out `.pipe` files in the canonical way.
+    Fmt(FmtArguments),
+    /// Explains an error code.
+    Explain(ExplainArguments),
+}
+
+/// A `.pipe` or `.pprog` file and the choice of what to take from it.
+#[derive(Clone, Debug, Args)]
+pub struct Input {
+    /// A `.pipe` file, or a `.pprog` file where a program is enough; `-` reads `.pipe` text from standard input.
+    pub file: PathBuf,
+    #[command(flatten)]
+    /// The choice among its declarations.
+    pub choice: Choice,
+}
+
+/// Which declarations to take where a file has several, and overrides of its pipeline.
+#[derive(Clone, Debug, Default, Args)]
+pub struct Choice {
+    /// The pipeline to compile.
+    #[arg(long, value_name = "NAME")]
+    pub pipeline: Option<String>,
+    /// The model to compile instead of the one that the pipeline names.
+    #[arg(long, value_name = "NAME")]
+    pub model: Option<String>,
+    /// The cluster to compile for instead of the one that the pipeline names.
+    #[arg(long, value_name = "NAME")]
+    pub cluster: Option<String>,
+}
+
+/// `pipec check`.
+#[derive(Debug, Args)]
+pub struct CheckArguments {
+    /// What to check.
+    #[command(flatten)]
+    pub input: Input,
+}
+
+/// `pipec build`.
+#[derive(Debug, Args)]
+pub struct BuildArguments {
+    /// What to compile.
+    #[command(flatten)]
+    pub input: Input,
+    /// Which form to write.
+    #[arg(long, value_enum, default_value_t = Emit::Program)]
+    pub emit: Emit,
+    /// Where to write; `-` for standard output. Without it a program goes to a `.pprog` file beside the source, and
+    /// every other form to standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Report the time of every stage of the compiler on standard error.
+    #[arg(long)]
+    pub timings: bool,
+}
+
+/// The forms that `build` writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Emit {
+    /// The syntax tree.
+    Ast,
+    /// What was meant, every name and number resolved.
+    Spec,
+    /// The kernels of every distinct layer.
+    Graph,
+    /// Stages and their place.
+    Plan,
+    /// The passes of every device in order.
+    Schedule,
+    /// The same as JSON.
+    ScheduleJson,
+    /// The program.
+    Program,
+    /// The simulated timeline as JSON.
+    Timeline,
+}
+
+/// `pipec simulate`.
+#[derive(Debug, Args)]
+pub struct SimulateArguments {
+    /// What to simulate.
+    #[command(flatten)]
+    pub input: Input,
+    /// Measured costs, as `pipec profile` writes them, instead of the rates of the cluster.
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+    /// Write JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `pipec show`.
+#[derive(Debug, Args)]
+pub struct ShowArguments {
+    /// What to draw.
+    #[command(flatten)]
+    pub input: Input,
+    /// How to draw.
+    #[arg(long, value_enum, default_value_t = Picture::Grid)]
+    pub format: Picture,
+    /// Where to write; standard output without it.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Measured costs, as `pipec profile` writes them, instead of the rates of the cluster.
+    #[arg(long, value_name = "FILE")]
+    pub costs: Option<PathBuf>,
+    /// A measured timeline, as `pipec run --trace` writes it, to lay over the simulated one.
+    #[arg(long, value_name = "FILE")]
+    pub measured: Option<PathBuf>,
+    /// Columns of the text grid.
+    #[arg(long, default_value_t = 100)]
+    pub width: usize,
+}
+
+/// How `show` draws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Picture {
+    /// A text grid in time: devices down, time across.
+    Grid,
+    /// A text grid with one column per pass, as in papers.
+    Units,
+    /// One SVG file without scripts.
+    Svg,
+    /// A trace for Chrome and Perfetto.
+    Trace,
+    /// Tables of time and memory.
+    Table,
+}
+
+/// `pipec run`.
+#[derive(Debug, Args)]
+pub struct RunArguments {
+    /// What to train.
+    #[command(flatten)]
+    pub input: Input,
+    /// Steps to train to, instead of those of the file.
+    #[arg(long)]
+    pub steps: Option<u64>,
+    /// What computes.
+    #[arg(long, value_enum, default_value_t = DeviceChoice::Cpu)]
+    pub device: DeviceChoice,
+    /// A folder for checkpoints and metrics; nothing is saved without it.
+    #[arg(long, value_name = "DIR")]
+    pub save: Option<PathBuf>,
+    /// Steps between checkpoints; one at the end is always written.
+    #[arg(long, value_name = "STEPS", requires = "save")]
+    pub save_every: Option<u64>,
+    /// Goes on from the newest checkpoint in this folder, or from this checkpoint.
+    #[arg(long, value_name = "PATH")]
+    pub resume: Option<PathBuf>,
+    /// Appends one JSON object a step to this file.
+    #[arg(long, value_name = "FILE")]
+    pub metrics: Option<PathBuf>,
+    /// Writes the measured timeline of the last step.
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Fills arenas with a pattern first and reports how many bytes were touched.
+    #[arg(long)]
+    pub measure_memory: bool,
+    /// Write no progress line.
+    #[arg(short, long)]
+    pub quiet: bool,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum DeviceChoice {
+    /// Machine code on threads of this machine.
+    Cpu,
+    /// A slow and obvious interpreter.
+    Reference,
+}
+
+/// `pipec profile`.
+#[derive(Debug, Args)]
+pub struct ProfileArguments {
+    /// What to measure.
+    #[command(flatten)]
+    pub input: Input,
+    /// Where to write the costs; standard output without it.
+    #[arg(short, long, value_name = "FILE")]
+    pub output: Option<PathBuf>,
+    /// Steps to measure, after one to warm up.
+    #[arg(long, default_value_t = 5)]
+    pub steps: u64,
+}
+
+/// `pipec verify`.
+#[derive(Debug, Args)]
+pub struct VerifyArguments {
+    /// A `.pprog` file; `-` for standard input.
+    pub file: PathBuf,
+}
+
+/// `pipec fmt`.
+#[derive(Debug, Args)]
+pub struct FmtArguments {
+    /// The files to lay out; `-` formats standard input to standard output.
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Change nothing; fail and name the files that would change.
+    #[arg(long)]
+    pub check: bool,
+}
+
+/// `pipec explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArguments {
+    /// A code such as `E0204`; without one, the list of all codes.
+    pub code: Option<String>,
+}
