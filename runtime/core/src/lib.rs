@@ -2,6 +2,8 @@
 #![deny(unsafe_code)]
 
 pub mod arena;
+#[cfg(any(test, feature = "corpus"))]
+pub mod corpus;
 pub mod device;
 pub mod reference;
 pub mod splitmix;
