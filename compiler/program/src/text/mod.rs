@@ -10,7 +10,14 @@
 //! [`crate::verify`] is for.
 
 mod lines;
+mod parse;
 mod print;
 
 pub use lines::Lines;
+pub use parse::{TextError, parse};
 pub use print::{print, print_with_lines};
+
+#[cfg(test)]
+mod arbitrary;
+#[cfg(test)]
+mod tests;

@@ -131,6 +131,12 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
         w.put(" { memory ").quantity(device.memory.0, Unit::Bytes);
         w.put(", host_memory ").quantity(device.host_memory.0, Unit::Bytes);
         w.put(", bandwidth ").quantity(device.bandwidth.0, Unit::BytesPerSecond);
+        w.put(", upload ").list(&device.upload, |w, link| {
+            w.put("l").number(link.0);
+        });
+        w.put(", download ").list(&device.download, |w, link| {
+            w.put("l").number(link.0);
+        });
         w.put(", threads ").number(device.threads);
         for (dtype, rate) in &device.rates {
             w.put(", ").put(dtype.name()).put(" ").quantity(rate.0, Unit::FlopsPerSecond);
@@ -212,16 +218,20 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
 }
 
 fn print_copy(w: &mut Writer, copy: &Placed, buffers: &IdVec<BufferId, Buffer>) {
+    let Placed { weight, gradient, moments: [first, second], master, stages } = copy;
     w.put("    copy ");
-    print_view(w, copy.weight, buffers);
+    print_view(w, *weight, buffers);
     w.put(" gradient ");
-    print_view(w, copy.gradient, buffers);
+    print_view(w, *gradient, buffers);
     w.put(" moments ");
-    let [first, second] = copy.moments;
-    print_view(w, first, buffers);
+    print_view(w, *first, buffers);
     w.put(", ");
-    print_view(w, second, buffers);
-    w.put(" stages ").list(&copy.stages, |w, stage| {
+    print_view(w, *second, buffers);
+    if let Some(master) = master {
+        w.put(" master ");
+        print_view(w, *master, buffers);
+    }
+    w.put(" stages ").list(stages, |w, stage| {
         w.put("g").number(stage.0);
     });
 }
