@@ -9,7 +9,7 @@
 
 use crate::spec::{LayerId, SlotId};
 use pipec_program::id::IdVec;
-use pipec_program::{Kernel, TensorType, ValueId};
+use pipec_program::{Kernel, ScalarId, TensorType, ValueId};
 
 /// The graphs of all distinct layers.
 pub type Graphs = IdVec<LayerId, Graph>;
@@ -33,7 +33,14 @@ pub struct Graph {
     pub forward: Vec<Kernel>,
     /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
     pub backward: Vec<(Phase, Kernel)>,
+    /// The number of places that draw random numbers; the salts of [`Node::Random`](pipec_program::Node) count them.
+    pub random_sites: u64,
 }
+
+/// The scalar of a graph that holds one over the number of counted tokens of the global batch.
+pub const LOSS_SCALE: ScalarId = ScalarId(0);
+/// The scalar of a graph that seeds random numbers.
+pub const SEED: ScalarId = ScalarId(1);
 
 /// Which backward pass a kernel belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

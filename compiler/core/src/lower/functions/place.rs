@@ -1,0 +1,1 @@
+//! Places of temporaries in a workspace.
