@@ -3,8 +3,9 @@
 //! The tree is plain data without meaning: a key may be unknown, a unit misspelt, a name undeclared;
 //! resolving all that is the work of the spec stage. Invariants that do hold: every node has the
 //! [`Span`] of the text it came from; numbers, names, units and texts are well formed; the keys of one
-//! [`Settings`], the arguments of one [`Call`] and the parameters of one declaration are distinct; and
-//! the tree is at most [`MAX_DEPTH`] levels deep, so a recursive walk cannot overflow the stack.
+//! [`Settings`], the arguments of one [`Call`] and the parameters of one declaration are distinct;
+//! brackets nest at most [`MAX_NESTING`] and one expression at most [`MAX_DEPTH`] levels deep, so a
+//! recursive walk cannot overflow the stack.
 //!
 //! Comments and layout are not in the tree; the formatter takes them from the text.
 
@@ -13,7 +14,10 @@ use std::ops::Range;
 
 use crate::diagnostic::SourceId;
 
-/// The deepest nesting of blocks, brackets and operators that a file may have.
+/// The deepest nesting of brackets that a file may have, blocks included.
+pub const MAX_NESTING: usize = 64;
+
+/// The greatest height of the tree of one expression; `a + b + c` has height 3.
 pub const MAX_DEPTH: usize = 128;
 
 /// A range of bytes of the source text, `start` included and `end` excluded.
