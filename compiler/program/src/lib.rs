@@ -17,6 +17,7 @@ pub mod function;
 pub mod id;
 pub mod kernel;
 pub mod program;
+pub mod simulate;
 pub mod tensor;
 pub mod text;
 pub mod units;
@@ -34,5 +35,6 @@ pub use program::{
     LearningRate, Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind,
     Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
 };
+pub use simulate::{Event, Timeline, simulate};
 pub use tensor::{DType, Shape, TensorType};
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
