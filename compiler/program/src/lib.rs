@@ -16,6 +16,7 @@ pub mod entity;
 pub mod function;
 pub mod id;
 pub mod kernel;
+pub mod memory;
 pub mod program;
 pub mod simulate;
 pub mod tensor;
