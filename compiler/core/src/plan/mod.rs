@@ -1,10 +1,17 @@
 //! The cut of a model into stages and their place on devices.
 //!
-//! A [`Plan`] places every piece on exactly one stage and every stage on exactly one device. It deliberately holds no
-//! order of passes and no buffers.
+//! A [`Plan`] places every piece on exactly one stage and every stage on exactly one device: stage g on device
+//! `g mod p`, so that the chunks of a device form a loop. It deliberately holds no order of passes and no buffers.
 
-use pipec_program::id::IdVec;
-use pipec_program::{DeviceId, Nanos, StageId};
+mod cost;
+mod cut;
+
+use crate::graph::Graphs;
+use crate::spec::{Cut, Model, Origins, Pipeline, Schedule, Spec};
+use pipe_grammar::diagnostic::{Code, Diagnostic};
+use pipec_program::id::{Id, IdVec};
+use pipec_program::{DeviceId, Nanos, StageId, Unit};
+use std::fmt::Write;
 use std::ops::Range;
 
 /// A cut and its placement.
@@ -32,3 +39,225 @@ pub struct Stage {
     /// Estimated time of one whole backward pass.
     pub backward: Nanos,
 }
+
+impl Plan {
+    /// A plan of equal stages without a model: `chunks` stages of one piece on each device, with unit times. For
+    /// studying and testing schedules.
+    pub fn uniform(devices: u32, chunks: u32, micro_batches: u32, slices: u32) -> Self {
+        let place = |stage: u32| DeviceId(stage % devices.max(1));
+        let stage = |stage: u32| Stage {
+            pieces: stage as usize..stage as usize + 1,
+            device: place(stage),
+            forward: Nanos(1),
+            backward: Nanos(1),
+        };
+        let stages = 0..devices * chunks;
+        Self {
+            stages: stages.clone().map(stage).collect(),
+            devices: (0..devices)
+                .map(|device| stages.clone().filter(|&stage| place(stage).0 == device).map(StageId).collect())
+                .collect(),
+            micro_batches,
+            slices,
+        }
+    }
+
+    /// The stage before, which makes the input of a stage; none for the first.
+    pub fn before(&self, stage: StageId) -> Option<StageId> {
+        stage.0.checked_sub(1).map(StageId)
+    }
+
+    /// The stage after, which takes the output of a stage; none for the last.
+    pub fn after(&self, stage: StageId) -> Option<StageId> {
+        let after = StageId(stage.0 + 1);
+        self.stages.get(after).map(|_| after)
+    }
+
+    /// The position of a unit in a dense table of all units.
+    pub(crate) fn unit_index(&self, unit: Unit) -> usize {
+        let (n, s) = (self.micro_batches as usize, self.slices as usize);
+        (unit.stage.index() * n + unit.micro_batch.index()) * s + unit.slice.index()
+    }
+
+    /// The number of units: stages times micro-batches times slices.
+    pub(crate) fn units(&self) -> usize {
+        self.stages.len() * self.micro_batches as usize * self.slices as usize
+    }
+}
+
+/// Cuts the model into stages and places them.
+///
+/// A balanced cut makes the slowest device as fast as possible by the roofline of its devices; ties go to the cut
+/// whose times differ least, then to the one with the shorter first stages.
+///
+/// # Errors
+/// More stages than pieces, a number of stages that the schedule does not place on the devices, an explicit cut that
+/// does not cover the layers, a stage without pieces.
+pub fn plan(spec: &Spec, graphs: &Graphs, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
+    let Pipeline { stages, devices, micro_batches, .. } = spec.pipeline;
+    let (stages, devices) = (stages as usize, devices as usize);
+    let pieces = spec.model.pieces.len();
+    let errors = [chunks(&spec.pipeline, origins), enough_pieces(&spec.model, stages, origins)];
+    let errors: Vec<Diagnostic> = errors.into_iter().flatten().collect();
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let times = cost::Times::new(spec, graphs);
+    let bounds = match &spec.pipeline.cut {
+        Cut::Balanced => cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0),
+        Cut::Layers(layers) => explicit(layers, pieces, stages, origins)?,
+    };
+    let mut plan = Plan {
+        stages: IdVec::new(),
+        devices: (0..devices).map(|_| Vec::new()).collect(),
+        micro_batches,
+        slices: 1,
+    };
+    for (index, bound) in bounds.windows(2).enumerate() {
+        let (pieces, device) = (bound[0]..bound[1], DeviceId::new(index % devices));
+        let (forward, backward) =
+            (times.forward(pieces.clone(), device), times.backward(pieces.clone(), device));
+        let stage = plan.stages.push(Stage { pieces, device, forward, backward });
+        plan.devices[device].push(stage);
+    }
+    Ok(plan)
+}
+
+/// Every device gets the number of stages that the schedule is made for.
+fn chunks(pipeline: &Pipeline, origins: &Origins) -> Option<Diagnostic> {
+    let &Pipeline { stages, devices, schedule, .. } = pipeline;
+    let (name, each) = match schedule {
+        Schedule::GPipe if devices > 0 && stages.is_multiple_of(devices) => {
+            ("gpipe", (stages / devices).max(1))
+        }
+        Schedule::GPipe => ("gpipe", 1),
+        Schedule::OneFOneB => ("one_f_one_b", 1),
+        Schedule::Interleaved { virtual_stages, .. } => ("interleaved", virtual_stages),
+    };
+    let expected = u64::from(each) * u64::from(devices);
+    (stages == 0 || u64::from(stages) != expected).then(|| {
+        let origin = origins.stages;
+        let message = format!("{stages} stages do not fit {devices} devices");
+        Diagnostic::error(origin.source, Code::DeviceMismatch, message)
+            .at(origin.span, format!("{stages} stages here"))
+            .help(format!("`{name}` runs {each} per device: use {} stages", expected.max(1)))
+    })
+}
+
+/// No stage stays empty.
+fn enough_pieces(model: &Model, stages: usize, origins: &Origins) -> Option<Diagnostic> {
+    let pieces = model.pieces.len();
+    (stages > pieces).then(|| {
+        let origin = origins.stages;
+        let message = format!("{stages} stages for {pieces} pieces of model `{}`", model.name);
+        Diagnostic::error(origin.source, Code::TooManyStages, message)
+            .at(origin.span, format!("a stage needs a piece, and the model has {}", inventory(model)))
+            .help(format!("use at most {pieces} stages"))
+    })
+}
+
+/// `6 pieces: embedding, 4 layers, head`.
+fn inventory(model: &Model) -> String {
+    match model.pieces.as_slice() {
+        [] => "none".to_owned(),
+        [only] => format!("1 piece: {}", only.name),
+        [first, middle @ .., last] => {
+            let layers = match middle.len() {
+                1 => "1 layer".to_owned(),
+                count => format!("{count} layers"),
+            };
+            format!("{} pieces: {}, {layers}, {}", model.pieces.len(), first.name, last.name)
+        }
+    }
+}
+
+/// The bounds of a cut by numbers of layers. The first and the last piece stand outside of the layers.
+fn explicit(
+    layers: &[u32],
+    pieces: usize,
+    stages: usize,
+    origins: &Origins,
+) -> Result<Vec<usize>, Vec<Diagnostic>> {
+    let origin = origins.cut;
+    let error = |code, message: String, label: String, help: String| {
+        Diagnostic::error(origin.source, code, message).at(origin.span, label).help(help)
+    };
+    let counted = |count: usize, what: &str| match count {
+        1 => format!("1 {what}"),
+        _ => format!("{count} {what}s"),
+    };
+    let mut errors = Vec::new();
+    let total = pieces.saturating_sub(2);
+    let sum: u64 = layers.iter().map(|&count| u64::from(count)).sum();
+    if layers.len() != stages {
+        errors.push(error(
+            Code::CutMismatch,
+            format!(
+                "a cut for {} in a pipeline of {}",
+                counted(layers.len(), "stage"),
+                counted(stages, "stage")
+            ),
+            counted(layers.len(), "number"),
+            format!("write {}, one for each stage", counted(stages, "number")),
+        ));
+    }
+    if sum != total as u64 {
+        errors.push(error(
+            Code::CutMismatch,
+            format!("a cut of {sum} layers for a model of {total}"),
+            format!("these add up to {sum}"),
+            format!(
+                "the numbers must add up to {total}; the pieces before and after the layers are not counted"
+            ),
+        ));
+    }
+    if !errors.is_empty() {
+        return Err(errors);
+    }
+    let mut bounds = vec![0];
+    let mut end = pieces.min(1);
+    for (stage, &count) in layers.iter().enumerate() {
+        end += count as usize;
+        let bound = if stage + 1 == stages { pieces } else { end };
+        if bound == bounds[stage] {
+            errors.push(error(
+                Code::EmptyStage,
+                format!("stage {stage} has no layers"),
+                format!("the number of stage {stage} is 0"),
+                "give it at least 1 layer; only the first and the last stage hold pieces besides".to_owned(),
+            ));
+        }
+        bounds.push(bound);
+    }
+    if errors.is_empty() { Ok(bounds) } else { Err(errors) }
+}
+
+/// The plan as text, one line per stage.
+pub fn print(plan: &Plan, model: &Model) -> String {
+    let mut text = format!("micro_batches {}, slices {}\n", plan.micro_batches, plan.slices);
+    for (id, stage) in plan.stages.iter() {
+        let names: Vec<&str> = model
+            .pieces
+            .get(stage.pieces.clone())
+            .unwrap_or_default()
+            .iter()
+            .map(|piece| &*piece.name)
+            .collect();
+        let pieces = match names.as_slice() {
+            [] => String::new(),
+            [only] => (*only).to_owned(),
+            [first, .., last] => format!("{first} .. {last}"),
+        };
+        let Stage { device, forward, backward, .. } = stage;
+        writeln!(
+            text,
+            "{id} {device} {pieces} ({}): forward {forward}, backward {backward}",
+            stage.pieces.len()
+        )
+        .expect("text takes all writes");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests;
