@@ -1,7 +1,8 @@
 //! Arenas: the one allocation that a device makes per space, and the regions of it that instructions name.
 //!
-//! This is the only file of the crate with `unsafe` code. Within a thread a [`Region`] behaves as a slice of
-//! [`Cell`]s: regions may overlap, nothing holds a reference to plain bytes, and so every safe method is sound.
+//! Within a thread a [`Region`] behaves as a slice of [`Cell`]s: regions may overlap, nothing holds a reference to plain
+//! bytes, and so every safe method is sound. An arena can move to another thread, but not be shared with one: that is
+//! for the engine alone (`shared.rs`, the only other file of the crate with `unsafe` code).
 //!
 //! What it deliberately does not do: hand out parts of an arena. Places are fixed by the program.
 
