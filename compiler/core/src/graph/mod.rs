@@ -7,18 +7,44 @@
 //!
 //! It deliberately knows no buffers, no stages and no order across layers.
 
-use crate::spec::{LayerId, SlotId};
+mod expression;
+mod forward;
+mod gradient;
+mod print;
+#[cfg(test)]
+pub(crate) mod samples;
+#[cfg(test)]
+mod tests;
+mod verify;
+
+use crate::spec::{Layer, LayerId, Model, SlotId, Train};
 use pipec_program::id::IdVec;
-use pipec_program::{Kernel, ScalarId, TensorType, ValueId};
+use pipec_program::{DType, Kernel, ScalarId, Shape, TensorType, ValueId};
+
+pub use print::print;
+pub use verify::verify;
 
 /// The graphs of all distinct layers.
 pub type Graphs = IdVec<LayerId, Graph>;
+
+/// The graphs of the layers of a model, for one micro-batch of a training run.
+pub fn graphs(model: &Model, train: &Train) -> Graphs {
+    model.layers.values().map(|layer| build(layer, train.micro_batch, train.seq, train.precision)).collect()
+}
+
+/// The forward pass of a layer for `sequences` sequences of `tokens` tokens, and both its backward passes.
+pub fn build(layer: &Layer, sequences: u64, tokens: u64, precision: DType) -> Graph {
+    gradient::differentiate(forward::forward(layer, sequences, tokens, precision))
+}
 
 /// A layer for one micro-batch. Kernels name values by the [`ValueId`] of this graph.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// The name of the layer.
     pub name: String,
+    /// The element type of weights and activations. Gradients of weights and statistics of norms are f32, or f64 where
+    /// this is.
+    pub precision: DType,
     /// The values.
     pub values: IdVec<ValueId, Value>,
     /// What comes in, in order.
@@ -81,4 +107,47 @@ pub enum Kind {
     Computed,
     /// The same bytes as another value under another shape.
     Reshaped(ValueId),
+}
+
+/// The element type of sums over many elements: gradients of weights, statistics of norms.
+pub fn accumulator_type(precision: DType) -> DType {
+    match precision {
+        DType::F64 => DType::F64,
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 => DType::F32,
+    }
+}
+
+impl Graph {
+    fn add(&mut self, name: String, ty: TensorType, kind: Kind) -> ValueId {
+        self.values.push(Value { name, ty, kind })
+    }
+
+    /// The value whose bytes a value names: itself unless it is a reshape.
+    pub fn origin(&self, value: ValueId) -> ValueId {
+        match self.values[value].kind {
+            Kind::Reshaped(origin) => origin,
+            Kind::Boundary
+            | Kind::Weight(_)
+            | Kind::WeightGradient(_)
+            | Kind::Tokens
+            | Kind::Targets
+            | Kind::Loss
+            | Kind::Computed => value,
+        }
+    }
+
+    /// The same bytes under another shape.
+    fn reshaped(&mut self, value: ValueId, extents: &[u64]) -> ValueId {
+        let origin = self.origin(value);
+        if self.values[origin].ty.shape.0 == extents {
+            return origin;
+        }
+        let of_shape = |other: &Value| other.kind == Kind::Reshaped(origin) && other.ty.shape.0 == extents;
+        if let Some((id, _)) = self.values.iter().find(|(_, other)| of_shape(other)) {
+            return id;
+        }
+        let Value { name, ty, .. } = &self.values[origin];
+        let ty = TensorType { dtype: ty.dtype, shape: Shape(extents.to_vec()) };
+        self.add(name.clone(), ty, Kind::Reshaped(origin))
+    }
 }

@@ -74,6 +74,7 @@ fn graphs(kilobytes: [u64; 3]) -> Graphs {
         };
         Graph {
             name: "layer".to_owned(),
+            precision: DType::F32,
             values: ["x", "y"].map(value).to_vec().into(),
             inputs: Vec::new(),
             outputs: Vec::new(),

@@ -15,7 +15,7 @@ mod print;
 
 pub use lines::Lines;
 pub use parse::{TextError, parse};
-pub use print::{print, print_with_lines};
+pub use print::{print, print_kernel, print_with_lines};
 
 #[cfg(test)]
 mod arbitrary;

@@ -1,21 +1,14 @@
 //! The places of a stage's parameters, and of tensors packed one after the other.
 
 use super::StageParameter;
-use pipec_program::{DType, ParameterId};
+use crate::graph::accumulator_type;
+use pipec_program::{Bytes, DType, ParameterId, TensorType};
 
 /// The alignment of tensors in regions, in bytes.
 pub(super) const ALIGNMENT: u64 = 64;
 
-/// The element type of the gradients of weights.
-pub(super) fn gradient_type(precision: DType) -> DType {
-    match precision {
-        DType::F32 | DType::F16 | DType::BF16 | DType::U32 => DType::F32,
-        DType::F64 => DType::F64,
-    }
-}
-
 /// Whether the optimizer keeps the weights in f32 beside their rounding.
-pub(super) fn has_master(precision: DType) -> bool {
+pub(crate) fn has_master(precision: DType) -> bool {
     match precision {
         DType::F16 | DType::BF16 => true,
         DType::F32 | DType::F64 | DType::U32 => false,
@@ -29,7 +22,7 @@ pub(super) fn place_parameters(
     precision: DType,
 ) -> (Vec<StageParameter>, u64) {
     let weight = precision.bytes();
-    let gradient = gradient_type(precision).bytes();
+    let gradient = accumulator_type(precision).bytes();
     let moment = DType::F32.bytes();
     // The smallest element decides: then every region is aligned with the same gaps in elements.
     let step = ALIGNMENT / weight.min(moment).0;
@@ -46,5 +39,17 @@ pub(super) fn place_parameters(
         }
     });
     let places: Vec<StageParameter> = places.collect();
+    (places, end)
+}
+
+/// The places of tensors one after the other, and the end of the last.
+pub(super) fn place_tensors<'a>(types: impl IntoIterator<Item = &'a TensorType>) -> (Vec<Bytes>, Bytes) {
+    let mut end = Bytes::ZERO;
+    let mut places = Vec::new();
+    for ty in types {
+        let first = end.align_up(ALIGNMENT);
+        end = first + ty.bytes();
+        places.push(first);
+    }
     (places, end)
 }

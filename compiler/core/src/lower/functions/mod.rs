@@ -10,12 +10,16 @@
 
 mod layout;
 mod optimizer;
+mod pass;
 mod place;
 mod stage;
+#[cfg(test)]
+mod tests;
 
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, TensorType};
 
+pub(crate) use layout::has_master;
 pub use optimizer::{clip_function, norm_function, update_function};
 pub use stage::stage_functions;
 

@@ -1,7 +1,8 @@
 //! The functions of the optimizer step: norm of the gradients, clipping, update.
 
-use super::layout::{gradient_type, has_master};
+use super::layout::has_master;
 use super::{Region, StageFunction, StageFunctions, StageParameter};
+use crate::graph::accumulator_type;
 use crate::spec::Optimizer;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
@@ -29,7 +30,7 @@ pub fn norm_function(
         let inputs = run
             .iter()
             .map(|place| {
-                let ty = TensorType::new(gradient_type(stage.precision), &[place.elements]);
+                let ty = TensorType::new(accumulator_type(stage.precision), &[place.elements]);
                 function.value(gradients, place.gradient, ty)
             })
             .collect();
@@ -72,8 +73,8 @@ pub fn update_function(
     let gradients = function.region(Region::Gradients, stage.gradients, Access::Read);
     let moment = function.region(Region::Moment, stage.moments, Access::Update);
     let variance = function.region(Region::Variance, stage.moments, Access::Update);
-    let master = has_master(stage.precision)
-        .then(|| function.region(Region::Master, stage.moments, Access::Update));
+    let master =
+        has_master(stage.precision).then(|| function.region(Region::Master, stage.moments, Access::Update));
     let factor = clip.then(|| {
         let ty = TensorType::new(DType::F32, &[1]);
         let region = function.region(Region::Factor, ty.bytes(), Access::Read);
@@ -81,13 +82,14 @@ pub fn update_function(
     });
     let learning_rate = function.scalar("learning_rate", ScalarType::Real);
     let step = function.scalar("step", ScalarType::Integer);
-    let touches = |a: &StageParameter, b: &StageParameter| a.moment + DType::F32.bytes() * a.elements == b.moment;
+    let touches =
+        |a: &StageParameter, b: &StageParameter| a.moment + DType::F32.bytes() * a.elements == b.moment;
     for range in stage.parameters.chunk_by(touches) {
         let first = &range[0];
         let elements = range.iter().map(|place| place.elements).sum();
         let ty = |dtype| TensorType::new(dtype, &[elements]);
         let mut inputs =
-            vec![function.value(gradients, first.gradient, ty(gradient_type(stage.precision)))];
+            vec![function.value(gradients, first.gradient, ty(accumulator_type(stage.precision)))];
         inputs.extend(factor);
         let mut outputs = vec![
             function.value(weights, first.weight, ty(stage.precision)),

@@ -7,12 +7,20 @@ mod writer;
 use super::lines::{FunctionLines, Lines, ParameterLines, QueueLines};
 use crate::function::{Body, Function};
 use crate::id::{BufferId, IdVec};
+use crate::kernel::Kernel;
 use crate::program::{Buffer, Data, Init, LearningRate, Placed, Program, Space, TokenWidth, Tokenizer, View};
 use writer::{Unit, Writer};
 
 /// The text of a program.
 pub fn print(program: &Program) -> String {
     print_with_lines(program).0
+}
+
+/// The text of a kernel, as it stands in a function.
+pub fn print_kernel(kernel: &Kernel) -> String {
+    let mut w = Writer::new();
+    kernel::print(&mut w, kernel);
+    w.finish()
 }
 
 /// The text of a program, and where everything stands in it.

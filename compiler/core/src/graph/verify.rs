@@ -1,0 +1,193 @@
+//! The internal check of a graph. What it finds is a fault of the compiler, never of the user.
+
+use super::{Graph, Kind, Phase};
+use pipec_program::id::{Id, IdVec};
+use pipec_program::{Kernel, Node, Op, ValueId};
+
+/// Every invariant of [`Graph`] that does not hold, as a sentence; empty for a good graph.
+pub fn verify(graph: &Graph) -> Vec<String> {
+    let mut check = Check {
+        graph,
+        states: graph.values.values().map(|_| State::default()).collect(),
+        faults: Vec::new(),
+    };
+    check.boundaries();
+    for (id, value) in graph.values.iter() {
+        if let Kind::Reshaped(origin) = value.kind {
+            let of = &graph.values[origin];
+            if matches!(of.kind, Kind::Reshaped(_)) {
+                check.fault(format!("{id} reshapes {origin}, which is a reshape itself"));
+            }
+            if of.ty.dtype != value.ty.dtype || of.ty.shape.elements() != value.ty.shape.elements() {
+                check.fault(format!("{id} of type {} reshapes {origin} of type {}", value.ty, of.ty));
+            }
+        }
+        check.states[id].written = match value.kind {
+            Kind::Boundary | Kind::Weight(_) | Kind::WeightGradient(_) | Kind::Tokens | Kind::Targets => true,
+            Kind::Loss | Kind::Computed | Kind::Reshaped(_) => false,
+        };
+    }
+    for kernel in &graph.forward {
+        check.kernel(Pass::Forward, kernel);
+    }
+    for (id, value) in graph.values.iter() {
+        if value.kind == Kind::Loss && !check.states[id].written {
+            check.fault(format!("{id}, the loss, is never written"));
+        }
+    }
+    for &output in &graph.outputs {
+        if !check.states[graph.origin(output)].written {
+            check.fault(format!("{output} goes out and is never written"));
+        }
+    }
+    for (phase, kernel) in &graph.backward {
+        check.kernel(Pass::Backward(*phase), kernel);
+    }
+    for &gradient in &graph.input_gradients {
+        let state = check.states[graph.origin(gradient)];
+        if !state.written || state.by_weights {
+            check.fault(format!("{gradient} goes out and is not written by the B pass"));
+        }
+    }
+    check.faults
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Pass {
+    Forward,
+    Backward(Phase),
+}
+
+/// What the kernels so far have done with a value.
+#[derive(Clone, Copy, Default)]
+struct State {
+    written: bool,
+    read: bool,
+    /// Written in the forward pass.
+    forward: bool,
+    /// Written by a weight kernel.
+    by_weights: bool,
+}
+
+struct Check<'a> {
+    graph: &'a Graph,
+    states: IdVec<ValueId, State>,
+    faults: Vec<String>,
+}
+
+impl Check<'_> {
+    fn fault(&mut self, fault: String) {
+        self.faults.push(format!("graph {}: {fault}", self.graph.name));
+    }
+
+    fn boundaries(&mut self) {
+        let graph = self.graph;
+        let pairs = [
+            (&graph.outputs, &graph.output_gradients, "output"),
+            (&graph.inputs, &graph.input_gradients, "input"),
+        ];
+        for (values, gradients, what) in pairs {
+            if values.len() != gradients.len() {
+                let (values, gradients) = (values.len(), gradients.len());
+                self.fault(format!("{values} {what} values have {gradients} gradients"));
+            }
+            for (&value, &gradient) in values.iter().zip(gradients) {
+                let (a, b) = (&graph.values[value].ty, &graph.values[gradient].ty);
+                if a != b {
+                    self.fault(format!("{what} {value} of type {a} has a gradient {gradient} of type {b}"));
+                }
+            }
+        }
+        for &input in graph.inputs.iter().chain(&graph.output_gradients) {
+            if graph.values[input].kind != Kind::Boundary {
+                self.fault(format!("{input} comes in but is no boundary"));
+            }
+        }
+    }
+
+    fn kernel(&mut self, pass: Pass, kernel: &Kernel) {
+        let name = kernel.op.name();
+        for &input in &kernel.inputs {
+            if input.index() >= self.graph.values.len() {
+                self.fault(format!("{name} reads {input}, which does not exist"));
+                continue;
+            }
+            let origin = self.graph.origin(input);
+            let state = self.states[origin];
+            if !state.written {
+                self.fault(format!("{name} reads {input} before it is written"));
+            }
+            if state.by_weights {
+                self.fault(format!("{name} reads {input}, which a weight kernel writes"));
+            }
+            let forbidden = match self.graph.values[origin].kind {
+                Kind::WeightGradient(_) | Kind::Loss => true,
+                Kind::Boundary => pass == Pass::Forward && self.graph.output_gradients.contains(&origin),
+                Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Computed | Kind::Reshaped(_) => false,
+            };
+            if forbidden {
+                self.fault(format!("{name} may not read {input}"));
+            }
+            self.states[origin].read = true;
+        }
+        for (position, output) in kernel.outputs.iter().enumerate() {
+            let value = output.value;
+            if value.index() >= self.graph.values.len() {
+                self.fault(format!("{name} writes {value}, which does not exist"));
+                continue;
+            }
+            let origin = self.graph.origin(value);
+            let kind = self.graph.values[origin].kind;
+            let state = self.states[origin];
+            let again = |other: &pipec_program::Output| self.graph.origin(other.value) == origin;
+            if kernel.outputs[..position].iter().any(again) && kind == Kind::Computed {
+                self.fault(format!("{name} writes {value} twice"));
+            }
+            match kind {
+                Kind::Computed | Kind::Loss => {
+                    if state.written && !output.accumulate {
+                        self.fault(format!("{name} writes {value}, which is written already"));
+                    }
+                    if !state.written && output.accumulate {
+                        self.fault(format!("{name} adds to {value} before it is written"));
+                    }
+                    if state.read {
+                        self.fault(format!("{name} changes {value} after it was read"));
+                    }
+                    if state.forward && pass != Pass::Forward {
+                        self.fault(format!(
+                            "{name} of the backward pass changes {value} of the forward pass"
+                        ));
+                    }
+                }
+                Kind::WeightGradient(_) => {
+                    if pass != Pass::Backward(Phase::W) || !output.accumulate {
+                        self.fault(format!("{name} writes {value}, which only weight kernels add to"));
+                    }
+                }
+                Kind::Boundary | Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Reshaped(_) => {
+                    self.fault(format!("{name} may not write {value}"));
+                }
+            }
+            if pass == Pass::Backward(Phase::W) && !matches!(kind, Kind::WeightGradient(_)) {
+                self.states[origin].by_weights = true;
+            }
+            self.states[origin].written = true;
+            self.states[origin].forward |= pass == Pass::Forward;
+        }
+        if let Op::Map { nodes, .. } = &kernel.op {
+            for node in nodes {
+                match node {
+                    Node::Random { salt } if *salt >= self.graph.random_sites => {
+                        self.fault(format!("{name} draws at site {salt} of {}", self.graph.random_sites));
+                    }
+                    Node::Random { .. }
+                    | Node::Input(_)
+                    | Node::Constant(_)
+                    | Node::Unary(..)
+                    | Node::Binary(..) => {}
+                }
+            }
+        }
+    }
+}

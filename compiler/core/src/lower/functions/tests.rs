@@ -1,0 +1,341 @@
+use super::*;
+use crate::graph::samples;
+use crate::graph::{Graphs, build};
+use crate::spec::{Model, Optimizer};
+use pipec_program::id::Id;
+use pipec_program::text::print_kernel;
+use pipec_program::{Access, Body, Kernel, Mask, Node, Op, ValueId};
+use std::fmt::Write;
+use std::ops::Range;
+
+fn graphs(model: &Model, sequences: u64, tokens: u64, precision: DType) -> Graphs {
+    model.layers.values().map(|layer| build(layer, sequences, tokens, precision)).collect()
+}
+
+fn llama(depth: usize, tied: bool) -> Model {
+    samples::model(
+        samples::llama_embedding(32, 16),
+        samples::llama_layer(16, 4, 2, 24, Mask::Causal),
+        depth,
+        samples::llama_head(32, 16),
+        tied,
+    )
+}
+
+fn gpt(depth: usize, tied: bool) -> Model {
+    samples::model(
+        samples::gpt_embedding(32, 8, 16),
+        samples::gpt_layer(16, 4),
+        depth,
+        samples::gpt_head(32, 16),
+        tied,
+    )
+}
+
+fn stage(model: &Model, pieces: Range<usize>, precision: DType) -> StageFunctions {
+    let functions = stage_functions(model, &graphs(model, 2, 8, precision), pieces, "forward", "backward");
+    check(&functions.forward.function);
+    check(&functions.backward.function);
+    functions
+}
+
+fn body(function: &Function) -> (&IdVec<ValueId, pipec_program::Value>, &[Kernel]) {
+    match &function.body {
+        Body::Kernels { values, kernels } => (values, kernels),
+        Body::Abstract { .. } => panic!("the functions of a stage have kernels"),
+    }
+}
+
+/// What must hold of every function: values lie in their regions, aligned; every byte read was written by an earlier
+/// kernel or is readable on entry; a result shares no byte with an operand unless the op allows it and they are equal.
+fn check(function: &Function) {
+    let (values, kernels) = body(function);
+    let mut written: Vec<Vec<bool>> =
+        function.params.values().map(|param| vec![param.access.reads(); param.bytes.0 as usize]).collect();
+    let range = |id: ValueId| {
+        let value = &values[id];
+        (value.param, value.offset.0 as usize..(value.offset + value.ty.bytes()).0 as usize)
+    };
+    for (_, value) in values.iter() {
+        assert!(value.offset + value.ty.bytes() <= function.params[value.param].bytes);
+        assert_eq!(value.offset.0 % 64, 0);
+    }
+    for kernel in kernels {
+        let text = print_kernel(kernel);
+        for &input in &kernel.inputs {
+            let (param, range) = range(input);
+            assert!(
+                written[param.index()][range].iter().all(|&byte| byte),
+                "{text} reads what was not written"
+            );
+        }
+        for (position, output) in kernel.outputs.iter().enumerate() {
+            let (param, bytes) = range(output.value);
+            assert!(function.params[param].access.writes(), "{text} writes {}", function.params[param].name);
+            let accumulates = function.params[param].access == Access::Accumulate;
+            assert!(!accumulates || output.accumulate, "{text} overwrites gradients");
+            if output.accumulate {
+                assert!(
+                    written[param.index()][bytes.clone()].iter().all(|&byte| byte),
+                    "{text} adds to nothing"
+                );
+            }
+            let others = kernel.outputs[..position].iter().map(|output| output.value);
+            for (other, input) in
+                kernel.inputs.iter().map(|&input| (input, true)).chain(others.map(|other| (other, false)))
+            {
+                let (other_param, other_bytes) = range(other);
+                let apart =
+                    param != other_param || bytes.end <= other_bytes.start || other_bytes.end <= bytes.start;
+                let in_place = input
+                    && bytes == other_bytes
+                    && !output.accumulate
+                    && matches!(kernel.op, Op::Map { .. } | Op::Rope { .. } | Op::CrossEntropyGrad { .. });
+                assert!(apart || in_place, "{text} shares bytes");
+            }
+            written[param.index()][bytes].fill(true);
+        }
+    }
+    // Whatever goes out is written.
+    for (id, param) in function.params.iter() {
+        if param.access == Access::Write {
+            for value in values.values().filter(|value| value.param == id) {
+                let bytes = value.offset.0 as usize..(value.offset + value.ty.bytes()).0 as usize;
+                assert!(written[id.index()][bytes].iter().all(|&byte| byte), "{} is not written", param.name);
+            }
+        }
+    }
+}
+
+fn print(function: &StageFunction) -> String {
+    let mut text = format!("{}\n", function.function.name);
+    for (id, param) in function.function.params.iter() {
+        let region = function.regions[id];
+        assert_eq!(region.name(), param.name);
+        writeln!(text, "{id} {} {} {}", param.name, param.bytes.0, param.access.name()).expect("text");
+    }
+    for (id, scalar) in function.function.scalars.iter() {
+        writeln!(text, "{id} {} {}", scalar.name, scalar.ty.name()).expect("text");
+    }
+    let (values, kernels) = body(&function.function);
+    for (id, value) in values.iter() {
+        writeln!(text, "{id} {}+{} {}", function.function.params[value.param].name, value.offset.0, value.ty)
+            .expect("text");
+    }
+    for kernel in kernels {
+        writeln!(text, "{}", print_kernel(kernel)).expect("text");
+    }
+    text
+}
+
+#[test]
+fn first_stage() {
+    let functions = stage(&llama(1, false), 0..2, DType::F32);
+    assert!(functions.input.is_empty());
+    insta::assert_snapshot!("first_forward", print(&functions.forward));
+    insta::assert_snapshot!("first_backward", print(&functions.backward));
+}
+
+#[test]
+fn last_stage() {
+    let functions = stage(&llama(1, false), 2..3, DType::F32);
+    assert!(functions.output.is_empty());
+    // The norm, its statistic, the logits and theirs; the input is kept by the caller.
+    assert_eq!(functions.saved, Bytes(16 * 16 * 4 + 64 + 16 * 32 * 4 + 64));
+    insta::assert_snapshot!("last_forward", print(&functions.forward));
+    insta::assert_snapshot!("last_backward", print(&functions.backward));
+}
+
+#[test]
+fn every_cut_of_every_sample_is_sound() {
+    for tied in [false, true] {
+        for model in [llama(3, tied), gpt(3, tied)] {
+            for precision in [DType::F32, DType::F64, DType::BF16] {
+                for first in 0..model.pieces.len() {
+                    for end in first + 1..=model.pieces.len() {
+                        let functions = stage(&model, first..end, precision);
+                        assert_eq!(functions.input.is_empty(), first == 0);
+                        assert_eq!(functions.output.is_empty(), end == model.pieces.len());
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The kernels of a stage are those of its pieces: neither the cut nor the neighbours change what is computed.
+#[test]
+fn a_cut_changes_no_kernel() {
+    let model = gpt(3, true);
+    let ops = |function: &StageFunction| -> Vec<Op> {
+        body(&function.function).1.iter().map(|kernel| kernel.op.clone()).collect()
+    };
+    let whole = stage(&model, 0..5, DType::F32);
+    let parts: Vec<StageFunctions> =
+        [0..2, 2..3, 3..5].map(|pieces| stage(&model, pieces, DType::F32)).into();
+    let forward: Vec<Op> = parts.iter().flat_map(|part| ops(&part.forward)).collect();
+    assert_eq!(ops(&whole.forward), forward);
+    // Scalars are numbered by function; here only dropout has one in the parts without a loss.
+    let without_scalars = |mut ops: Vec<Op>| {
+        for op in &mut ops {
+            if let Op::Map { seed, .. } = op {
+                *seed = None;
+            }
+        }
+        ops
+    };
+    let backward: Vec<Op> = parts.iter().rev().flat_map(|part| ops(&part.backward)).collect();
+    assert_eq!(without_scalars(ops(&whole.backward)), without_scalars(backward));
+}
+
+#[test]
+fn random_sites_of_a_model_differ() {
+    let model = gpt(3, false);
+    let salts = |functions: &StageFunctions| -> Vec<u64> {
+        let (_, kernels) = body(&functions.forward.function);
+        let nodes = kernels.iter().flat_map(|kernel| match &kernel.op {
+            Op::Map { nodes, .. } => nodes.clone(),
+            _ => Vec::new(),
+        });
+        nodes.filter_map(|node| if let Node::Random { salt } = node { Some(salt) } else { None }).collect()
+    };
+    assert_eq!(salts(&stage(&model, 0..5, DType::F32)), [0, 1, 2, 3, 4, 5, 6]);
+    assert_eq!(salts(&stage(&model, 2..4, DType::F32)), [3, 4, 5, 6]);
+}
+
+#[test]
+fn tied_parameters_are_one() {
+    let whole = stage(&llama(1, true), 0..3, DType::F32);
+    let untied = stage(&llama(1, false), 0..3, DType::F32);
+    assert_eq!(whole.parameters.len() + 1, untied.parameters.len());
+    assert_eq!(whole.weights + Bytes(32 * 16 * 4), untied.weights);
+    // Both uses add to the gradient of the table.
+    let (values, kernels) = body(&whole.backward.function);
+    let gradients = whole.backward.regions.iter().find(|(_, region)| **region == Region::Gradients);
+    let gradients = gradients.expect("the stage has parameters").0;
+    let adding = kernels.iter().flat_map(|kernel| &kernel.outputs).filter(|output| {
+        let value = &values[output.value];
+        value.param == gradients && value.offset == Bytes::ZERO && output.accumulate
+    });
+    assert_eq!(adding.count(), 2);
+}
+
+#[test]
+fn optimizer_functions() {
+    let adam = Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let model = llama(1, true);
+    let last = stage(&model, 2..3, DType::BF16);
+    let update = update_function("update_g1", &last, adam, true).expect("parameters");
+    let norm = norm_function("norm_g1", &last, |_| true, model.parameters.len()).expect("parameters");
+    let clip = clip_function("clip", model.parameters.len(), 1.0);
+    insta::assert_snapshot!([print(&update), print(&norm), print(&clip)].join("\n"));
+    let others = norm_function("norm_g1", &last, |parameter| parameter != ParameterId(0), 12);
+    assert_eq!(body(&others.expect("the gain").function).1.len(), 1);
+    assert!(norm_function("norm_g1", &last, |_| false, 12).is_none());
+}
+
+/// Stages of real sizes: the workspace is at most 5 % above what is live.
+#[test]
+fn workspaces_of_real_models_are_tight() {
+    let models = [
+        ("llama2_7b", llama_sized(32000, 4096, 32, 32, 11008, 4)),
+        ("llama3_8b", llama_sized(128256, 4096, 32, 8, 14336, 4)),
+        ("mistral", llama_sized(32768, 4096, 32, 8, 14336, 2)),
+        ("tiny", llama_sized(4096, 256, 4, 4, 688, 4)),
+        ("gpt2", gpt_sized(50257, 768, 12, 4)),
+        ("gpt3", gpt_sized(50257, 12288, 96, 3)),
+    ];
+    for (name, model) in models {
+        let end = model.pieces.len();
+        for precision in [DType::F32, DType::BF16] {
+            let graphs = graphs(&model, 2, 256, precision);
+            for pieces in [0..1, 0..2, 1..2, 1..end - 1, 0..end, end - 1..end] {
+                let functions = stage_functions(&model, &graphs, pieces.clone(), "f", "b");
+                // Whatever a forward pass makes is kept, goes out, or is made in place of what is.
+                let scratch = workspace(&functions.forward.function).0;
+                assert!(scratch == Bytes::ZERO || pieces.start == 0, "{name} {pieces:?}: {scratch}");
+                for function in [&functions.forward.function, &functions.backward.function] {
+                    let (size, bound) = workspace(function);
+                    assert!(
+                        size.0 as f64 <= bound as f64 * 1.05,
+                        "{name} {pieces:?}: {size} for {bound} live"
+                    );
+                }
+            }
+        }
+    }
+}
+
+fn llama_sized(vocab: u64, width: u64, heads: u64, kv_heads: u64, hidden: u64, depth: usize) -> Model {
+    samples::model(
+        samples::llama_embedding(vocab, width),
+        samples::llama_layer(width, heads, kv_heads, hidden, Mask::Causal),
+        depth,
+        samples::llama_head(vocab, width),
+        false,
+    )
+}
+
+fn gpt_sized(vocab: u64, width: u64, heads: u64, depth: usize) -> Model {
+    samples::model(
+        samples::gpt_embedding(vocab, 1024, width),
+        samples::gpt_layer(width, heads),
+        depth,
+        samples::gpt_head(vocab, width),
+        true,
+    )
+}
+
+/// The size of the workspace, and the most bytes that are live in it at a time: from a value's first writing to its last
+/// use, counted by bytes from the function alone.
+fn workspace(function: &Function) -> (Bytes, u64) {
+    let Some((id, param)) = function.params.iter().find(|(_, param)| param.access == Access::Workspace)
+    else {
+        return (Bytes::ZERO, 0);
+    };
+    let (values, kernels) = body(function);
+    // Values at one place that meet in one kernel are one block.
+    let mut blocks: Vec<(u64, u64, usize, usize)> = Vec::new();
+    for (time, kernel) in kernels.iter().enumerate() {
+        let outputs = kernel.outputs.iter().map(|output| output.value);
+        for value in kernel.inputs.iter().copied().chain(outputs).map(|id| &values[id]) {
+            if value.param != id {
+                continue;
+            }
+            let (start, bytes) = (value.offset.0, value.ty.bytes().align_up(64).0);
+            let fresh = !kernel
+                .inputs
+                .iter()
+                .any(|&input| values[input].param == id && values[input].offset == value.offset)
+                && kernel
+                    .outputs
+                    .iter()
+                    .any(|output| !output.accumulate && values[output.value].offset == value.offset);
+            match blocks.iter_mut().rev().find(|block| block.0 == start && block.1 == bytes) {
+                Some(block) if !fresh => block.3 = time,
+                _ => blocks.push((start, bytes, time, time)),
+            }
+        }
+    }
+    let live = |time: usize| {
+        blocks.iter().filter(|block| block.2 <= time && time <= block.3).map(|block| block.1).sum::<u64>()
+    };
+    (param.bytes, (0..kernels.len()).map(live).max().unwrap_or(0))
+}
+
+/// 126 layers on one stage take hardly longer than as many stages of one.
+#[test]
+fn deep_stages_are_made_in_linear_time() {
+    let kernels = |depth: usize| {
+        let model = llama(depth, false);
+        let graphs = graphs(&model, 2, 8, DType::F32);
+        let functions = stage_functions(&model, &graphs, 0..depth + 2, "f", "b");
+        let workspace = workspace(&functions.backward.function).0;
+        (body(&functions.backward.function).1.len(), workspace)
+    };
+    let (few, workspace) = kernels(2);
+    let (many, deep_workspace) = kernels(126);
+    assert_eq!((many - few) % 124, 0);
+    // A deeper stage needs no more scratch.
+    assert_eq!(workspace, deep_workspace);
+}
