@@ -18,10 +18,12 @@ pub mod id;
 pub mod kernel;
 pub mod memory;
 pub mod program;
+pub mod signature;
 pub mod simulate;
 pub mod tensor;
 pub mod text;
 pub mod units;
+pub mod verify;
 
 pub use cost::{Cost, Costs, Profile, ProfileError};
 pub use entity::Entity;
@@ -39,3 +41,4 @@ pub use program::{
 pub use simulate::{Event, Timeline, simulate};
 pub use tensor::{DType, Shape, TensorType};
 pub use units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
+pub use verify::{Rule, Verified, Violation, Violations, verify};

@@ -1,0 +1,498 @@
+//! All queues, replayed in an order that respects waits, messages and reductions.
+//!
+//! The replay goes as far as any execution can: what a queue can do never depends on what another has not done yet, so
+//! that the order in which ready queues are taken does not matter for whether all finish.
+
+use super::gradient::{self, Accounts, Gradients, Used};
+use super::memory::{self, Actor, Maker, Memory};
+use super::order::{self, Ends};
+use super::touch::{Role, Touch, Touches};
+use super::unit::{self, Units};
+use super::{Report, Rule};
+use crate::entity::Entity;
+use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, ParamId, QueueId};
+use crate::program::{
+    Category, Feed, Instruction, Pass, Position, Program, ReadingKind, StepWork, Unit, View, Work,
+};
+use crate::units::Bytes;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
+
+/// Replays a program and checks what only an execution shows.
+pub(super) fn replay(
+    program: &Program,
+    touches: &Touches,
+    gradients: &Gradients<'_>,
+    ends: &Ends,
+    report: &mut Report,
+) {
+    let clocks = Clocks::new(program);
+    let strides: Vec<usize> = clocks.queues.values().map(Vec::len).collect();
+    let mut replay = Replay {
+        program,
+        touches,
+        memory: Memory::new(program, touches, &strides, report),
+        units: Units::new(program.batch),
+        accounts: Accounts::new(gradients),
+        sources: Sources::default(),
+        rows: Rows::new(program),
+        clocks,
+        at: program.queues.ids().map(|_| 0).collect(),
+        waiters: program.queues.ids().map(|_| BinaryHeap::new()).collect(),
+        channels: program.channels.ids().map(|_| ChannelState::default()).collect(),
+        groups: program.groups.ids().map(|_| Vec::new()).collect(),
+        ready: program.queues.ids().rev().collect(),
+        report,
+    };
+    while let Some(queue) = replay.ready.pop() {
+        replay.advance(queue);
+    }
+    let finished =
+        program.queues.iter().all(|(id, queue)| replay.at[id] as usize == queue.instructions.len());
+    if finished {
+        replay.memory.finish(replay.report);
+        replay.accounts.finish(replay.report);
+        replay.units.finish(program, replay.report);
+    } else {
+        order::explain_stop(program, ends, &replay.at, replay.report);
+    }
+}
+
+/// What every queue knows of the other queues of its device.
+struct Clocks {
+    /// The queues of each device; clocks have one entry for each.
+    queues: IdVec<DeviceId, Vec<QueueId>>,
+    /// The place of a queue among those of its device.
+    place: IdVec<QueueId, usize>,
+    now: IdVec<QueueId, Vec<Position>>,
+    /// The clock of a queue from a position on, where it changed: positions, and clocks one after the other.
+    changes: IdVec<QueueId, (Vec<Position>, Vec<Position>)>,
+}
+
+impl Clocks {
+    fn new(program: &Program) -> Self {
+        let mut queues: IdVec<DeviceId, Vec<QueueId>> = program.devices.ids().map(|_| Vec::new()).collect();
+        let mut place = IdVec::new();
+        for (id, queue) in program.queues.iter() {
+            place.push(queues[queue.device].len());
+            queues[queue.device].push(id);
+        }
+        let now = program.queues.values().map(|queue| vec![0; queues[queue.device].len()]).collect();
+        Self { queues, place, now, changes: program.queues.ids().map(|_| Default::default()).collect() }
+    }
+
+    /// Joins the clock that another queue had when it had finished `position` instructions; `at` is how many this one
+    /// has finished with the wait.
+    fn join(&mut self, queue: QueueId, other: QueueId, position: Position, at: Position) {
+        let place = self.place[other];
+        if self.now[queue][place] >= position {
+            // Known already, and with it all that the other knew then.
+            return;
+        }
+        let (positions, clocks) = &self.changes[other];
+        let stride = self.now[queue].len();
+        let now = &mut self.now[queue];
+        if let Some(change) = positions.partition_point(|&from| from <= position).checked_sub(1) {
+            let then = &clocks[change * stride..(change + 1) * stride];
+            for (now, &then) in now.iter_mut().zip(then) {
+                *now = (*now).max(then);
+            }
+        }
+        now[place] = position;
+        let (positions, clocks) = &mut self.changes[queue];
+        positions.push(at);
+        clocks.extend_from_slice(now);
+    }
+}
+
+/// Who stands at an end of a channel.
+#[derive(Default)]
+struct ChannelState {
+    sent: u64,
+    received: u64,
+    sender: Option<QueueId>,
+    receiver: Option<QueueId>,
+}
+
+/// Views that the batch lays out in rows, by buffer.
+struct Rows {
+    feeds: BTreeMap<BufferId, Vec<Feed>>,
+    losses: BTreeMap<BufferId, View>,
+}
+
+impl Rows {
+    fn new(program: &Program) -> Self {
+        let mut feeds: BTreeMap<BufferId, Vec<Feed>> = BTreeMap::new();
+        for feed in &program.feeds {
+            feeds.entry(feed.view.buffer).or_default().push(*feed);
+        }
+        let losses = program
+            .readings
+            .iter()
+            .filter(|reading| reading.kind == ReadingKind::Loss)
+            .map(|reading| (reading.view.buffer, reading.view))
+            .collect();
+        Self { feeds, losses }
+    }
+}
+
+/// Where a region of a function gets its bytes from, relative to the unit of the call.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Feed(crate::FeedKind),
+    Forward(i64),
+    Backward(i64),
+    Several,
+}
+
+/// What the calls so far say about regions and weights.
+#[derive(Default)]
+struct Sources {
+    /// The source of a region at its first call, and that call.
+    known: BTreeMap<(FunctionId, ParamId), (Source, Entity)>,
+    /// Pairs of touch and stage whose weights have been checked.
+    weights: BTreeSet<(u32, u32)>,
+}
+
+struct Replay<'a, 'g, 'r> {
+    program: &'a Program,
+    touches: &'a Touches,
+    memory: Memory<'a>,
+    units: Units,
+    accounts: Accounts<'g, 'g>,
+    sources: Sources,
+    rows: Rows,
+    clocks: Clocks,
+    /// How many instructions of each queue have finished.
+    at: IdVec<QueueId, Position>,
+    /// Queues that wait for a position of each queue, least position first.
+    waiters: IdVec<QueueId, BinaryHeap<Reverse<(Position, QueueId)>>>,
+    channels: IdVec<ChannelId, ChannelState>,
+    /// The queues that have arrived at a reduction.
+    groups: IdVec<GroupId, Vec<QueueId>>,
+    ready: Vec<QueueId>,
+    report: &'r mut Report,
+}
+
+impl Replay<'_, '_, '_> {
+    /// Runs a queue until it is blocked or done.
+    fn advance(&mut self, queue: QueueId) {
+        let program = self.program;
+        while let Some(instruction) = program.queues[queue].instructions.get(self.at[queue] as usize) {
+            match instruction {
+                Instruction::Wait { queue: other, position } => {
+                    if self.at[*other] < *position {
+                        self.waiters[*other].push(Reverse((*position, queue)));
+                        return;
+                    }
+                    self.clocks.join(queue, *other, *position, self.at[queue] + 1);
+                    self.done(queue);
+                }
+                Instruction::Send { channel, .. } => {
+                    if !self.send(queue, *channel) {
+                        return;
+                    }
+                }
+                Instruction::Recv { channel, .. } => {
+                    if !self.receive(queue, *channel) {
+                        return;
+                    }
+                }
+                Instruction::Reduce { group, .. } => {
+                    if !self.reduce(queue, *group) {
+                        return;
+                    }
+                }
+                Instruction::Run { .. } | Instruction::Copy { .. } | Instruction::Fill { .. } => {
+                    self.execute(queue);
+                    self.done(queue);
+                }
+            }
+        }
+    }
+
+    /// An instruction of a queue has finished: wakes who waits for it.
+    fn done(&mut self, queue: QueueId) {
+        self.at[queue] += 1;
+        while let Some(&Reverse((position, waiter))) = self.waiters[queue].peek() {
+            if position > self.at[queue] {
+                break;
+            }
+            self.waiters[queue].pop();
+            self.ready.push(waiter);
+        }
+    }
+
+    /// Whether the send went through.
+    fn send(&mut self, queue: QueueId, channel: ChannelId) -> bool {
+        let capacity = u64::from(self.program.channels[channel].capacity);
+        let state = &mut self.channels[channel];
+        if capacity == 0 {
+            let Some(receiver) = state.receiver.take() else {
+                state.sender = Some(queue);
+                return false;
+            };
+            self.execute(queue);
+            self.execute(receiver);
+            self.done(queue);
+            self.done(receiver);
+            self.ready.push(receiver);
+            return true;
+        }
+        if state.sent - state.received >= capacity {
+            state.sender = Some(queue);
+            return false;
+        }
+        state.sent += 1;
+        let woken = state.receiver.take();
+        self.execute(queue);
+        self.done(queue);
+        self.ready.extend(woken);
+        true
+    }
+
+    /// Whether the receive went through.
+    fn receive(&mut self, queue: QueueId, channel: ChannelId) -> bool {
+        let capacity = self.program.channels[channel].capacity;
+        let state = &mut self.channels[channel];
+        if capacity == 0 {
+            let Some(sender) = state.sender.take() else {
+                state.receiver = Some(queue);
+                return false;
+            };
+            self.execute(sender);
+            self.execute(queue);
+            self.done(sender);
+            self.done(queue);
+            self.ready.push(sender);
+            return true;
+        }
+        if state.sent == state.received {
+            state.receiver = Some(queue);
+            return false;
+        }
+        state.received += 1;
+        let woken = state.sender.take();
+        self.execute(queue);
+        self.done(queue);
+        self.ready.extend(woken);
+        true
+    }
+
+    /// Whether all members met.
+    fn reduce(&mut self, queue: QueueId, group: GroupId) -> bool {
+        self.groups[group].push(queue);
+        if self.groups[group].len() < self.program.groups[group].members.len() {
+            return false;
+        }
+        let mut queues = std::mem::take(&mut self.groups[group]);
+        queues.sort_unstable();
+        let mut views = Vec::with_capacity(queues.len());
+        let mut is_tie = false;
+        for &member in &queues {
+            if let Some(Instruction::Reduce { view, work, .. }) =
+                self.program.queues[member].instructions.get(self.at[member] as usize)
+            {
+                views.push((Entity::Instruction(member, self.at[member]), *view));
+                is_tie |= matches!(work, Work::Stage(StepWork::Tie, _) | Work::Step(StepWork::Tie));
+            }
+        }
+        if is_tie {
+            self.accounts.meeting(&views, self.report);
+        }
+        for &member in &queues {
+            self.execute(member);
+            self.done(member);
+        }
+        self.ready.extend(queues.into_iter().filter(|&member| member != queue));
+        true
+    }
+
+    /// Does what the next instruction of a queue does to memory and to the accounts.
+    fn execute(&mut self, queue: QueueId) {
+        let program = self.program;
+        let position = self.at[queue];
+        let row = &program.queues[queue];
+        let Some(instruction) = row.instructions.get(position as usize) else { return };
+        let place = Entity::Instruction(queue, position);
+        let touches = self.touches;
+        let used = touches.of(queue, position);
+        let pass = unit::pass(instruction);
+        if let Some((pass, unit)) = pass {
+            self.units.run(place, pass, unit, self.report);
+            for &number in used {
+                self.check_source(place, pass, unit, number);
+            }
+        } else {
+            let used = Used { place, device: row.device, touches, numbers: used };
+            self.accounts.step_work(instruction, used, &self.memory, self.report);
+        }
+        let maker = match instruction {
+            Instruction::Run { work: Work::Pass(pass, unit), .. }
+            | Instruction::Recv { work: Work::Pass(pass, unit), .. } => Maker::of(*pass, *unit),
+            Instruction::Copy { .. } => self.copied(used),
+            Instruction::Send { work: Work::Pass(pass, unit), .. } => {
+                self.check_sent(place, Maker::of(*pass, *unit), used);
+                Maker::Other
+            }
+            Instruction::Run { .. }
+            | Instruction::Recv { .. }
+            | Instruction::Send { .. }
+            | Instruction::Fill { .. }
+            | Instruction::Reduce { .. }
+            | Instruction::Wait { .. } => Maker::Other,
+        };
+        let is_update = matches!(
+            instruction,
+            Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
+        );
+        let adds = matches!(pass, Some((Pass::W | Pass::BW, _)));
+        let actor = Actor {
+            place,
+            queue: self.clocks.place[queue] as u32,
+            position: position + 1,
+            clock: &self.clocks.now[queue],
+            queues: &self.clocks.queues[row.device],
+        };
+        for &number in used {
+            let touch = &touches.list[number as usize];
+            if !is_update && touch.category.is_state() && !touches.writes(touch).is_empty() {
+                let message = format!("writes {}, which only updates may", touch.view.buffer);
+                self.report.add(place, Rule::Update, message);
+            }
+            let contributes = adds && gradient::contributes(touches, touch);
+            self.memory.access(actor, touch, maker, contributes, self.report);
+        }
+    }
+
+    /// What the bytes of a copy are afterwards: what they were, where they all are the same.
+    fn copied(&self, used: &[u32]) -> Maker {
+        let Some(&from) = used.first() else { return Maker::Other };
+        let mut makers = self.memory.read(&self.touches.list[from as usize]).map(|segment| segment.maker);
+        match makers.next() {
+            Some(first) if makers.all(|maker| maker == first) => first,
+            Some(_) | None => Maker::Other,
+        }
+    }
+
+    /// A message says who made it; so must its bytes.
+    fn check_sent(&mut self, place: Entity, declared: Maker, used: &[u32]) {
+        for &number in used {
+            let touch = &self.touches.list[number as usize];
+            let other = self.memory.read(touch).map(|segment| segment.maker).find(|&maker| match maker {
+                Maker::Other | Maker::Feed(_) => false,
+                Maker::Forward(_) | Maker::Backward(_) => maker != declared,
+            });
+            if let Some(other) = other {
+                let message =
+                    format!("sends what {} made as what {} made", describe(other), describe(declared));
+                self.report.add(place, Rule::Unit, message);
+            }
+        }
+    }
+
+    /// Checks what a pass reads against its unit, and against what its function read before.
+    fn check_source(&mut self, place: Entity, pass: Pass, unit: Unit, number: u32) {
+        let touches = self.touches;
+        let touch = &touches.list[number as usize];
+        if Accounts::is_weight(touch) {
+            if self.sources.weights.insert((number, unit.stage.0)) {
+                self.accounts.weights_of_stage(place, unit, touches, touch, self.report);
+            }
+            return;
+        }
+        match touch.category {
+            Category::Optimizer => {
+                self.report.add(
+                    place,
+                    Rule::Unit,
+                    format!("a pass reads {}, optimizer state", touch.view.buffer),
+                );
+            }
+            Category::Data => self.check_rows(place, unit, touch),
+            Category::Weights
+            | Category::Gradients
+            | Category::Activations
+            | Category::Communication
+            | Category::Workspace => {}
+        }
+        if !memory::is_followed(touch.category) {
+            return;
+        }
+        let mut source = None;
+        let mut previous = Maker::Other;
+        let mut wrong = None;
+        for segment in self.memory.read(touch) {
+            let maker = segment.maker;
+            if maker == previous {
+                continue;
+            }
+            previous = maker;
+            wrong = wrong.or_else(|| memory::misread(pass, unit, maker));
+            let offset = |made: Unit| i64::from(made.stage.0) - i64::from(unit.stage.0);
+            let this = match maker {
+                Maker::Other => continue,
+                Maker::Feed(kind) => Source::Feed(kind),
+                Maker::Forward(made) => Source::Forward(offset(made)),
+                Maker::Backward(made) => Source::Backward(offset(made)),
+            };
+            source = Some(if source.is_none_or(|source| source == this) { this } else { Source::Several });
+        }
+        if let Some(message) = wrong {
+            return self.report.add(place, Rule::Unit, message);
+        }
+        if let (Some(source), Role::Param(function, param)) = (source, touch.role) {
+            let (known, first) = *self.sources.known.entry((function, param)).or_insert((source, place));
+            if known != source {
+                let name = &self.program.functions[function].params[param].name;
+                let message = format!("{param} {name:?} of {function} comes from elsewhere than at {first}");
+                self.report.add_related(place, Rule::Unit, message, vec![first]);
+            }
+        }
+    }
+
+    /// Tokens and losses of a pass stand in the row of its micro-batch.
+    fn check_rows(&mut self, place: Entity, unit: Unit, touch: &Touch) {
+        let batch = self.program.batch;
+        let micro_batch = u64::from(unit.micro_batch.0);
+        if let Some(feeds) = self.rows.feeds.get(&touch.view.buffer) {
+            for feed in feeds {
+                let view = feed.view;
+                let row = Bytes(view.bytes.0 / u64::from(batch.micro_batches));
+                let start = view.offset + row * micro_batch;
+                let strange = self.touches.reads(touch).iter().any(|&(first, last)| {
+                    let inside = first < (view.offset + view.bytes).0 && view.offset.0 < last;
+                    inside && (first < start.0 || last > (start + row).0)
+                });
+                if strange {
+                    let message = format!(
+                        "reads {} of another micro-batch than {}",
+                        feed.kind.name(),
+                        unit.micro_batch
+                    );
+                    self.report.add(place, Rule::Unit, message);
+                }
+            }
+        }
+        if let Some(view) = self.rows.losses.get(&touch.view.buffer) {
+            let number = micro_batch * u64::from(batch.slices) + u64::from(unit.slice.0);
+            let start = view.offset + Bytes(8) * number;
+            let strange = self.touches.writes(touch).iter().any(|&(first, last)| {
+                let inside = first < (view.offset + view.bytes).0 && view.offset.0 < last;
+                inside && (first < start.0 || last > (start + Bytes(8)).0)
+            });
+            if strange {
+                self.report.add(place, Rule::Unit, format!("writes the loss of another unit than {unit}"));
+            }
+        }
+    }
+}
+
+fn describe(maker: Maker) -> String {
+    match maker {
+        Maker::Other => "other work".to_owned(),
+        Maker::Feed(kind) => format!("the feed of {}", kind.name()),
+        Maker::Forward(unit) => format!("forward of {unit}"),
+        Maker::Backward(unit) => format!("backward of {unit}"),
+    }
+}

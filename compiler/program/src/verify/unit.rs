@@ -1,0 +1,143 @@
+//! The passes of every unit: each runs as often as it must, and in order.
+
+use super::{Report, Rule};
+use crate::entity::Entity;
+use crate::id::{MicroBatch, Slice, StageId};
+use crate::program::{Batch, Instruction, Pass, Program, Unit, Work};
+
+/// What has run of a unit.
+#[derive(Clone, Copy, Default)]
+struct Progress {
+    forward: bool,
+    backward: bool,
+    /// Whether the backward pass was BW, which leaves no W.
+    fused: bool,
+    weights: bool,
+}
+
+/// The units of a program during its replay.
+pub(super) struct Units {
+    batch: Batch,
+    progress: Vec<Progress>,
+}
+
+/// The number of a unit among those of its program: stage, then micro-batch, then slice.
+pub(super) fn number(batch: Batch, unit: Unit) -> usize {
+    let row = u64::from(unit.stage.0) * u64::from(batch.micro_batches) + u64::from(unit.micro_batch.0);
+    (row * u64::from(batch.slices) + u64::from(unit.slice.0)) as usize
+}
+
+/// The unit of a number.
+pub(super) fn unit(batch: Batch, number: usize) -> Unit {
+    let (slices, micro_batches) = (batch.slices as usize, batch.micro_batches as usize);
+    Unit {
+        stage: StageId((number / slices / micro_batches) as u32),
+        micro_batch: MicroBatch((number / slices % micro_batches) as u32),
+        slice: Slice((number % slices) as u32),
+    }
+}
+
+impl Units {
+    pub(super) fn new(batch: Batch) -> Self {
+        let units = batch.stages as usize * batch.micro_batches as usize * batch.slices as usize;
+        Self { batch, progress: vec![Progress::default(); units] }
+    }
+
+    /// Notes a pass that runs now.
+    pub(super) fn run(&mut self, place: Entity, pass: Pass, unit: Unit, report: &mut Report) {
+        let index = number(self.batch, unit);
+        let own = self.progress[index];
+        let before = unit.slice.0 > 0 && !self.progress[index - 1].forward;
+        let after = unit.slice.0 + 1 < self.batch.slices && !self.progress[index + 1].backward;
+        let name = pass.name();
+        let mut wrong = |message: String| report.add(place, Rule::Unit, message);
+        match pass {
+            Pass::F => {
+                if own.forward {
+                    wrong(format!("F {unit} runs a second time"));
+                }
+                if before {
+                    wrong(format!(
+                        "F {unit} runs before that of i{}: slices ascend forward",
+                        unit.slice.0 - 1
+                    ));
+                }
+                self.progress[index].forward = true;
+            }
+            Pass::B | Pass::BW => {
+                if !own.forward {
+                    wrong(format!("{name} {unit} runs before F {unit}"));
+                }
+                if own.backward {
+                    wrong(format!("the backward pass of {unit} runs a second time"));
+                }
+                if after {
+                    wrong(format!(
+                        "{name} {unit} runs before that of i{}: slices descend backward",
+                        unit.slice.0 + 1
+                    ));
+                }
+                self.progress[index].backward = true;
+                self.progress[index].fused = pass == Pass::BW;
+            }
+            Pass::W => {
+                if !own.backward {
+                    wrong(format!("W {unit} runs before B {unit}"));
+                } else if own.fused {
+                    wrong(format!("W {unit} runs beside BW {unit}"));
+                }
+                self.progress[index].weights = true;
+            }
+            Pass::R => {
+                if !own.forward {
+                    wrong(format!("R {unit} runs before F {unit}"));
+                } else if own.backward {
+                    wrong(format!("R {unit} runs after the backward pass of {unit}"));
+                }
+            }
+        }
+    }
+
+    /// Reports what never ran.
+    pub(super) fn finish(&self, program: &Program, report: &mut Report) {
+        let mut trained = vec![false; self.batch.stages as usize];
+        for copy in program.parameters.values().flat_map(|parameter| &parameter.copies) {
+            for stage in &copy.stages {
+                trained[stage.0 as usize] = true;
+            }
+        }
+        let per_stage = self.batch.micro_batches as usize * self.batch.slices as usize;
+        for (stage, units) in self.progress.chunks(per_stage).enumerate() {
+            let mut missing = |name: &str, is_missing: &dyn Fn(&Progress) -> bool| {
+                let Some(first) = units.iter().position(is_missing) else { return };
+                let count = units.iter().filter(|progress| is_missing(progress)).count();
+                let first = unit(self.batch, stage * per_stage + first);
+                let message = if count == 1 {
+                    format!("{name} {first} never runs")
+                } else {
+                    format!("{name} {first} and {} more of its stage never run", count - 1)
+                };
+                report.add(Entity::Batch, Rule::Unit, message);
+            };
+            missing("F", &|progress| !progress.forward);
+            missing("BW", &|progress| !progress.backward);
+            if trained[stage] {
+                missing("W", &|progress| progress.backward && !progress.fused && !progress.weights);
+            }
+        }
+    }
+}
+
+/// The unit and pass of a call, if it is one.
+pub(super) fn pass(instruction: &Instruction) -> Option<(Pass, Unit)> {
+    match instruction {
+        Instruction::Run { work: Work::Pass(pass, unit), .. } => Some((*pass, *unit)),
+        Instruction::Run { work: Work::Stage(..) | Work::Step(_), .. }
+        | Instruction::Send { .. }
+        | Instruction::Recv { .. }
+        | Instruction::Copy { .. }
+        | Instruction::Fill { .. }
+        | Instruction::Reduce { .. }
+        | Instruction::Wait { .. } => None,
+    }
+}
