@@ -162,6 +162,7 @@ codes! {
     NothingToChoose     "E0211" "no declaration of a kind that is required",
     UseNotFound         "E0212" "a used file or declaration that does not exist",
     CyclicUse           "E0213" "declarations that need each other in a circle",
+    Unused              "E0214" "a name that nothing uses",
 
     UnknownUnit         "E0301" "an unknown unit",
     WrongUnit           "E0302" "a unit of the wrong dimension",
@@ -172,6 +173,8 @@ codes! {
     BrokenUnit          "E0307" "a unit that is torn apart",
 
     ShapeMismatch       "E0401" "shapes that do not fit",
+    NoLoss              "E0402" "a model without exactly one loss",
+    Misplaced           "E0403" "something that cannot stand here",
 
     NoEffect            "E0501" "an option that would do nothing",
     BatchMismatch       "E0502" "batch sizes that do not multiply",

@@ -6,12 +6,28 @@
 //!
 //! It deliberately holds no kernels, no gradients, no cut and no order.
 
+mod cluster;
+mod constant;
+mod model;
+mod number;
+mod pipeline;
+mod print;
+mod report;
+mod resolve;
+mod settings;
+mod sources;
+mod train;
+
+pub use print::print;
+pub use resolve::{Choice, Resolution, check, resolve};
+pub use sources::{LIBRARY, LibraryFile, Sources, used_path, uses};
+
 use pipe_grammar::ast::Span;
 use pipe_grammar::diagnostic::SourceId;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
-    Bytes, BytesPerSecond, Data, DType, FlopsPerSecond, Init, LearningRate, Mask, Nanos, Pairing, ParameterId,
-    RopeScaling,
+    Bytes, BytesPerSecond, DType, Data, FlopsPerSecond, Init, LearningRate, Mask, Nanos, Pairing,
+    ParameterId, RopeScaling,
 };
 use std::fmt;
 
@@ -460,4 +476,66 @@ pub struct Origin {
     pub source: SourceId,
     /// The bytes.
     pub span: Span,
+}
+
+impl Op {
+    /// The values it reads, in order.
+    pub fn operands(&self) -> Vec<ValueId> {
+        let mut operands = Vec::new();
+        self.clone().rename(
+            &mut |value| {
+                operands.push(value);
+                value
+            },
+            &mut |slot| slot,
+        );
+        operands
+    }
+
+    /// Replaces every value it reads and every slot it uses, in order.
+    pub(crate) fn rename(
+        &mut self,
+        value: &mut dyn FnMut(ValueId) -> ValueId,
+        slot: &mut dyn FnMut(SlotId) -> SlotId,
+    ) {
+        match self {
+            Op::Embedding { table } => *table = slot(*table),
+            Op::Positions { x, table, first: _ } => {
+                *x = value(*x);
+                *table = slot(*table);
+            }
+            Op::Linear { x, weight, bias } => {
+                *x = value(*x);
+                *weight = slot(*weight);
+                if let Some(bias) = bias {
+                    *bias = slot(*bias);
+                }
+            }
+            Op::RmsNorm { x, gain, eps: _ } => {
+                *x = value(*x);
+                *gain = slot(*gain);
+            }
+            Op::LayerNorm { x, gain, bias, eps: _ } => {
+                *x = value(*x);
+                *gain = slot(*gain);
+                *bias = slot(*bias);
+            }
+            Op::Attention { q, k, v, mask: _, scale: _ } => {
+                *q = value(*q);
+                *k = value(*k);
+                *v = value(*v);
+            }
+            Op::Add { a, b } | Op::Mul { a, b } => {
+                *a = value(*a);
+                *b = value(*b);
+            }
+            Op::Rope { x, rotary: _, base: _, pairing: _, scaling: _ }
+            | Op::Unary { x, function: _ }
+            | Op::Scale { x, factor: _ }
+            | Op::Softmax { x }
+            | Op::Dropout { x, p: _ }
+            | Op::Reshape { x } => *x = value(*x),
+            Op::CrossEntropy { logits, ignore: _ } => *logits = value(*logits),
+        }
+    }
 }

@@ -1,0 +1,453 @@
+//! The pipeline: how the model runs on the cluster, and whether the numbers of both fit.
+
+use super::constant::{Constant, Environment, Kind, Settings, wrong_kind};
+use super::report::Report;
+use super::settings::Block;
+use super::train::Resolved;
+use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Schedule};
+use pipe_grammar::diagnostic::{Code, Diagnostic, suggest};
+use pipec_program::{DType, Data};
+
+/// The keys of a pipeline.
+pub(super) const KEYS: &[&str] =
+    &["model", "cluster", "train", "devices", "stages", "layers", "schedule", "data_parallel"];
+
+/// Keys of the language for what pipec does not have, and of other systems.
+pub(super) const UNAVAILABLE: &[&str] = &[
+    "tensor_parallel",
+    "context_parallel",
+    "sequence_parallel",
+    "expert_parallel",
+    "slices",
+    "recompute",
+    "offload",
+    "state",
+    "zero",
+    "fsdp",
+    "weight_grads",
+    "backward_layers",
+    "placement",
+    "memory_limit",
+];
+
+/// Schedules of the literature that pipec does not have.
+const UNAVAILABLE_SCHEDULES: &[&str] = &[
+    "svpp",
+    "mepipe",
+    "spipe",
+    "terapipe",
+    "seq1f1b",
+    "slimpipe",
+    "zb_h1",
+    "zb_h2",
+    "zb_v",
+    "zbv",
+    "zero_bubble",
+    "dualpipe",
+    "dualpipe_v",
+    "dualpipev",
+    "chimera",
+    "hanayo",
+    "pipedream",
+    "bitpipe",
+    "v_half",
+    "v_min",
+    "breadth_first",
+    "auto",
+];
+
+/// Keys of other systems and what they are called here.
+const RENAMED: &[(&str, &str)] = &[
+    ("pp", "stages"),
+    ("pipeline_parallel", "stages"),
+    ("dp", "data_parallel"),
+    ("replicas", "data_parallel"),
+    ("num_stages", "stages"),
+    ("split", "layers"),
+    ("cut", "layers"),
+    ("micro_batches", "global_batch"),
+];
+
+/// What a pipeline says by itself, before model and cluster are known.
+pub(super) struct Wished {
+    stages: Option<u32>,
+    devices: Option<u32>,
+    layers: Option<Vec<u32>>,
+    schedule: Wish,
+    origins: Places,
+}
+
+/// A schedule as written: the group of an interleaved one is the number of devices where it is not given.
+#[derive(Clone, Copy)]
+enum Wish {
+    GPipe,
+    OneFOneB,
+    Interleaved { virtual_stages: u32, group: Option<u32> },
+}
+
+/// Where the entries of a pipeline stand.
+#[derive(Clone, Copy)]
+struct Places {
+    stages: Origin,
+    devices: Origin,
+    layers: Origin,
+    cluster: Origin,
+}
+
+/// Reads a pipeline. `None` where something is wrong with it.
+pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished> {
+    let errors = report.errors();
+    let mut settings = settings.clone();
+    settings.entries.retain(|(key, origin, _)| {
+        let renamed = RENAMED.iter().find(|(other, _)| other == key);
+        if let Some((other, ours)) = renamed {
+            let place = if *ours == "global_batch" { "of the training run" } else { "here" };
+            report.push(
+                Diagnostic::error(
+                    origin.source,
+                    Code::UnknownKey,
+                    format!("a pipeline has no key `{other}`"),
+                )
+                .at(origin.span, "")
+                .help(format!("it is `{ours}` {place}")),
+            );
+        }
+        renamed.is_none()
+    });
+    let block = Block::new("a pipeline", &settings, KEYS, UNAVAILABLE, report);
+    let count = |key: &str, report: &mut Report| match block.get(key) {
+        Some(value) => small(value, 1, report).map(Some),
+        None => Some(None),
+    };
+    let (stages, devices) = (count("stages", report), count("devices", report));
+    if let Some(replicas) = count("data_parallel", report).flatten()
+        && replicas > 1
+    {
+        let origin = block.origin("data_parallel");
+        report.push(
+            Diagnostic::error(
+                origin.source,
+                Code::Unsupported,
+                format!("{replicas} replicas of the pipeline are not available"),
+            )
+            .at(origin.span, "pipec runs one")
+            .help("write `data_parallel: 1` or leave it out"),
+        );
+    }
+    let schedule = match block.get("schedule") {
+        Some(value) => schedule(value, report),
+        None => Some(Wish::OneFOneB),
+    };
+    let layers = match block.get("layers") {
+        Some(value) => layers(value, report).map(Some),
+        None => Some(None),
+    };
+    let origins = Places {
+        stages: block.origin("stages"),
+        devices: block.origin("devices"),
+        layers: block.origin("layers"),
+        cluster: block.origin("cluster"),
+    };
+    let wished = Wished { stages: stages?, devices: devices?, layers: layers?, schedule: schedule?, origins };
+    (report.errors() == errors).then_some(wished)
+}
+
+fn small(value: &Constant, least: u64, report: &mut Report) -> Option<u32> {
+    const MOST: u64 = 1 << 16;
+    let count = value.as_count(least, &Environment::new(), report)?;
+    let small = u32::try_from(count).ok().filter(|_| count <= MOST);
+    if small.is_none() {
+        report.push(
+            Diagnostic::error(value.origin.source, Code::OutOfRange, format!("{count} is too large"))
+                .at(value.origin.span, format!("at most {MOST}")),
+        );
+    }
+    small
+}
+
+fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
+    let Kind::List(items) = &value.kind else {
+        wrong_kind(value, "a list with the number of layers of each stage, such as `[3, 1]`", report);
+        return None;
+    };
+    let layers: Vec<_> = items.iter().map(|item| small(item, 0, report)).collect();
+    layers.into_iter().collect()
+}
+
+fn schedule(value: &Constant, report: &mut Report) -> Option<Wish> {
+    const CHOICES: [&str; 3] = ["gpipe", "one_f_one_b", "interleaved"];
+    let origin = value.origin;
+    let (name, settings) = match &value.kind {
+        Kind::Word(name) => (name.as_str(), Settings { origin, entries: Vec::new() }),
+        Kind::Record(name, _, settings) => (name.as_str(), settings.clone()),
+        Kind::Poison
+        | Kind::Number(_)
+        | Kind::Quantity(..)
+        | Kind::Text(_)
+        | Kind::List(_)
+        | Kind::Call(..) => {
+            wrong_kind(value, "a schedule such as `one_f_one_b` or `interleaved { virtual: 2 }`", report);
+            return None;
+        }
+    };
+    match name {
+        "gpipe" | "one_f_one_b" => {
+            let what = if name == "gpipe" { "gpipe" } else { "one_f_one_b" };
+            let errors = report.errors();
+            Block::new(what, &settings, &[], &[], report);
+            let wish = if name == "gpipe" { Wish::GPipe } else { Wish::OneFOneB };
+            (report.errors() == errors).then_some(wish)
+        }
+        "interleaved" => {
+            let block = Block::new("interleaved", &settings, &["virtual", "group"], &[], report);
+            let chunks = block.require("virtual", "2", report).and_then(|value| small(value, 1, report));
+            let group = match block.get("group") {
+                Some(value) => small(value, 1, report).map(Some),
+                None => Some(None),
+            };
+            let (virtual_stages, group) = (chunks?, group?);
+            if virtual_stages == 1 {
+                let place = block.origin("virtual");
+                report.push(
+                    Diagnostic::error(
+                        place.source,
+                        Code::NoEffect,
+                        "one stage on each device leaves nothing to interleave",
+                    )
+                    .at(place.span, "must be at least 2")
+                    .help("write `schedule: one_f_one_b`, which is the same"),
+                );
+                return None;
+            }
+            Some(Wish::Interleaved { virtual_stages, group })
+        }
+        _ => {
+            let error = if UNAVAILABLE_SCHEDULES.contains(&name) {
+                Diagnostic::error(
+                    origin.source,
+                    Code::Unsupported,
+                    format!("the schedule `{name}` is not available"),
+                )
+                .at(origin.span, "")
+                .help(format!("the schedules are {}", CHOICES.join(", ")))
+            } else {
+                let error = Diagnostic::error(
+                    origin.source,
+                    Code::UnknownName,
+                    format!("there is no schedule `{name}`"),
+                )
+                .at(origin.span, "");
+                match suggest(name, CHOICES) {
+                    Some(near) => error.help(format!("did you mean `{near}`?")),
+                    None => error.help(format!("the schedules are {}", CHOICES.join(", "))),
+                }
+            };
+            report.push(error);
+            None
+        }
+    }
+}
+
+/// Joins what the pipeline says with its model, cluster and training run.
+pub(super) fn pipeline(
+    wished: &Wished,
+    model: &Model,
+    cluster: &Cluster,
+    train: &mut Resolved,
+    report: &mut Report,
+) -> Option<Pipeline> {
+    let errors = report.errors();
+    check_precision(wished, cluster, train, report);
+    check_data(model, train, report);
+    let (devices, stages) = stages(wished, cluster, report)?;
+    let layers = model.pieces.iter().filter(|piece| is_layer(piece)).count();
+    let pieces = model.pieces.len();
+    if stages as usize > pieces {
+        let place = wished.origins.stages;
+        report.push(
+            Diagnostic::error(
+                place.source,
+                Code::TooManyStages,
+                format!("{stages} stages, but the model has {pieces} pieces to place"),
+            )
+            .at(place.span, format!("{stages} stages"))
+            .help(format!(
+                "its pieces are {layers} layers and what stands before and after them; {pieces} stages are the most"
+            )),
+        );
+        return None;
+    }
+    let cut = cut(wished, model, stages, layers, report)?;
+    let schedule = match wished.schedule {
+        Wish::GPipe => Schedule::GPipe,
+        Wish::OneFOneB => Schedule::OneFOneB,
+        Wish::Interleaved { virtual_stages, group } => {
+            Schedule::Interleaved { virtual_stages, group: group.unwrap_or(devices) }
+        }
+    };
+    // The batch arithmetic has been checked, so that this division comes out.
+    let micro_batches = u32::try_from(train.train.global_batch / train.train.micro_batch.max(1)).ok()?;
+    let pipeline = Pipeline { stages, devices, micro_batches, cut, schedule };
+    (report.errors() == errors).then_some(pipeline)
+}
+
+/// Whether a piece is one repetition of a `repeat`.
+fn is_layer(piece: &Piece) -> bool {
+    // Names of the language have no dot in them; only the number of a repetition brings one.
+    piece.name.contains('.')
+}
+
+/// The number of devices and of stages.
+fn stages(wished: &Wished, cluster: &Cluster, report: &mut Report) -> Option<(u32, u32)> {
+    let places = wished.origins;
+    let there = cluster.devices();
+    let chunks = match wished.schedule {
+        Wish::GPipe | Wish::OneFOneB => 1,
+        Wish::Interleaved { virtual_stages, group: _ } => virtual_stages,
+    };
+    let devices = match wished.devices {
+        Some(devices) if u64::from(devices) > there => {
+            report.push(
+                Diagnostic::error(
+                    places.devices.source,
+                    Code::DeviceMismatch,
+                    format!("{devices} devices, but cluster `{}` has {there}", cluster.name),
+                )
+                .at(places.devices.span, "")
+                .help(format!("write `devices: {there}` or take a larger cluster")),
+            );
+            return None;
+        }
+        Some(devices) => devices,
+        None => u32::try_from(there).ok()?,
+    };
+    let product = u64::from(devices) * u64::from(chunks);
+    match wished.stages {
+        Some(stages) if u64::from(stages) != product => {
+            let each = match chunks {
+                1 => "one stage each".to_owned(),
+                _ => format!("{chunks} stages each"),
+            };
+            let wanted = u64::from(stages) / u64::from(chunks);
+            let fits = u64::from(stages).is_multiple_of(u64::from(chunks)) && (1..=there).contains(&wanted);
+            let help = if fits && wished.devices.is_none() {
+                format!("write `devices: {wanted}` to leave {} idle, or `stages: {product}`", there - wanted)
+            } else if fits {
+                format!("write `stages: {product}` or `devices: {wanted}`")
+            } else {
+                format!("write `stages: {product}`")
+            };
+            let error = Diagnostic::error(
+                places.stages.source,
+                Code::DeviceMismatch,
+                format!("{stages} stages do not go onto {devices} devices with {each}: that makes {product}"),
+            )
+            .at(places.stages.span, format!("{stages} stages"))
+            .help(help);
+            let from = if wished.devices.is_some() { places.devices } else { places.cluster };
+            report.push(error.with(from.span, format!("{devices} devices")));
+            None
+        }
+        Some(stages) => Some((devices, stages)),
+        None => u32::try_from(product).ok().map(|stages| (devices, stages)),
+    }
+}
+
+fn cut(wished: &Wished, model: &Model, stages: u32, layers: usize, report: &mut Report) -> Option<Cut> {
+    let Some(counts) = &wished.layers else { return Some(Cut::Balanced) };
+    let place = wished.origins.layers;
+    let error = |code: Code, message: String| Diagnostic::error(place.source, code, message);
+    if counts.len() != stages as usize {
+        report.push(
+            error(Code::CutMismatch, format!("the cut has {} stages, the pipeline {stages}", counts.len()))
+                .at(place.span, format!("{} stages", counts.len()))
+                .with(wished.origins.stages.span, format!("{stages} stages"))
+                .help("give one number for each stage"),
+        );
+        return None;
+    }
+    let total: u64 = counts.iter().map(|count| u64::from(*count)).sum();
+    if total != layers as u64 {
+        report.push(
+            error(
+                Code::CutMismatch,
+                format!("the cut has {total} layers, model `{}` has {layers}", model.name),
+            )
+            .at(place.span, format!("{total} layers"))
+            .help("the numbers must add up to the layers of the model"),
+        );
+        return None;
+    }
+    let empty = counts.iter().enumerate().find(|(stage, count)| {
+        let outer = *stage == 0 && has_front(model) || *stage + 1 == counts.len() && has_back(model);
+        **count == 0 && !outer
+    });
+    if let Some((stage, _)) = empty {
+        report.push(
+            error(Code::EmptyStage, format!("stage {stage} has no layer"))
+                .at(place.span, format!("the number at position {stage}, from 0, is 0"))
+                .help("only the first stage, with the embedding, and the last, with the head, may have no layer"),
+        );
+        return None;
+    }
+    Some(Cut::Layers(counts.clone()))
+}
+
+fn has_front(model: &Model) -> bool {
+    model.pieces.first().is_some_and(|piece| !is_layer(piece))
+}
+
+fn has_back(model: &Model) -> bool {
+    model.pieces.last().is_some_and(|piece| !is_layer(piece))
+}
+
+fn check_precision(wished: &Wished, cluster: &Cluster, train: &Resolved, report: &mut Report) {
+    let precision = train.train.precision;
+    let lacking = cluster
+        .nodes
+        .iter()
+        .map(|node| &node.device)
+        .find(|device| device.rates.iter().all(|(dtype, _)| *dtype != precision));
+    if let Some(device) = lacking {
+        let names: Vec<_> = device.rates.iter().map(|(dtype, _)| dtype.name()).collect();
+        let hint =
+            if precision == DType::BF16 && names.contains(&"f16") { ", or take another cluster" } else { "" };
+        let place = train.precision;
+        let error = Diagnostic::error(
+            place.source,
+            Code::Unsupported,
+            format!("`{}` of cluster `{}` does not compute in {precision}", device.name, cluster.name),
+        )
+        .at(place.span, "")
+        .help(format!("it computes in {}{hint}", names.join(", ")));
+        // Labels of one diagnostic lie in one text.
+        report.push(if wished.origins.cluster.source == place.source {
+            error.with(wished.origins.cluster.span, "the cluster")
+        } else {
+            error
+        });
+    }
+}
+
+/// Token ids must be ids of the model. A formula without a number of ids takes that of the model.
+fn check_data(model: &Model, train: &mut Resolved, report: &mut Report) {
+    if train.formula_of_model
+        && let Some(Data::Formula { vocab }) = &mut train.train.data
+    {
+        *vocab = u32::try_from(model.vocab).unwrap_or(u32::MAX);
+        return;
+    }
+    if let Some((ids, place)) = train.ids
+        && ids > model.vocab
+    {
+        report.push(
+            Diagnostic::error(
+                place.source,
+                Code::ShapeMismatch,
+                format!("the data has {ids} token ids, model `{}` has {}", model.name, model.vocab),
+            )
+            .at(place.span, format!("{ids} ids"))
+            .help(format!("give the embedding and the head of the model {ids} ids")),
+        );
+    }
+}

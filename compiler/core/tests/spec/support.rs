@@ -1,0 +1,93 @@
+//! Resolving texts and drawing what is said about them.
+
+use pipe_grammar::ast::Span;
+use pipe_grammar::diagnostic::{Diagnostic, SourceId};
+use pipec_compiler::spec::{Choice, LIBRARY, Resolution, Sources, resolve, used_path, uses};
+use std::path::{Path, PathBuf};
+
+/// The folder of the repository.
+pub(crate) fn repository() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Resolves one text.
+pub(crate) fn resolve_text(text: &str) -> Result<Resolution, Vec<Diagnostic>> {
+    resolve_with(text, &Choice::default())
+}
+
+/// Resolves one text under a choice.
+pub(crate) fn resolve_with(text: &str, choice: &Choice) -> Result<Resolution, Vec<Diagnostic>> {
+    let parsed = pipe_grammar::parse(SourceId(0), text);
+    if !parsed.diagnostics.is_empty() {
+        return Err(parsed.diagnostics);
+    }
+    let mut sources = Sources::new();
+    sources.add("test.pipe", parsed.file);
+    resolve(&sources, SourceId(0), choice)
+}
+
+/// Resolves a file of the repository and the files that it uses.
+pub(crate) fn resolve_file(path: &str) -> Result<Resolution, String> {
+    let mut sources = Sources::new();
+    let mut texts = Vec::new();
+    let mut waiting = vec![path.to_owned()];
+    while let Some(path) = waiting.pop() {
+        if sources.at(&path).is_some() {
+            continue;
+        }
+        let text =
+            std::fs::read_to_string(repository().join(&path)).map_err(|error| format!("{path}: {error}"))?;
+        let source = SourceId(u32::try_from(texts.len()).unwrap());
+        let parsed = pipe_grammar::parse(source, &text);
+        texts.push(text);
+        if !parsed.diagnostics.is_empty() {
+            return Err(draw_all(&parsed.diagnostics, &texts));
+        }
+        waiting.extend(uses(&parsed.file).map(|used| used_path(&path, &used.value)));
+        sources.add(&path, parsed.file);
+    }
+    resolve(&sources, SourceId(0), &Choice::default()).map_err(|diagnostics| draw_all(&diagnostics, &texts))
+}
+
+/// Diagnostics as text: message, the marked lines with carets, and help.
+pub(crate) fn draw_all(diagnostics: &[Diagnostic], texts: &[String]) -> String {
+    let text = |source: SourceId| {
+        let own = texts.get(source.0 as usize).map(String::as_str);
+        own.or_else(|| LIBRARY.iter().find(|file| file.source == source).map(|file| file.text)).unwrap_or("")
+    };
+    diagnostics
+        .iter()
+        .map(|diagnostic| draw(diagnostic, text(diagnostic.source)))
+        .collect::<Vec<_>>()
+        .join("\n")
+}
+
+/// One diagnostic as text.
+pub(crate) fn draw(diagnostic: &Diagnostic, text: &str) -> String {
+    let mut lines =
+        vec![format!("{}[{}]: {}", diagnostic.severity.as_str(), diagnostic.code, diagnostic.message)];
+    for label in &diagnostic.labels {
+        let (number, line, column) = place(text, label.span.start);
+        let rest = line.len() - column;
+        let width =
+            text.get(label.span.range()).map_or(1, |marked| marked.lines().next().unwrap_or("").len());
+        let mark = if label.primary { "^" } else { "-" }.repeat(width.clamp(1, rest.max(1)));
+        lines.push(format!("{number:>4} | {line}"));
+        lines.push(format!("     | {:column$}{mark} {}", "", label.text).trim_end().to_owned());
+    }
+    lines.extend(diagnostic.help.iter().map(|help| format!("     = help: {help}")));
+    lines.join("\n") + "\n"
+}
+
+/// The number of a line from 1, the line, and the column in it.
+fn place(text: &str, offset: usize) -> (usize, &str, usize) {
+    let offset = offset.min(text.len());
+    let start = text[..offset].rfind('\n').map_or(0, |newline| newline + 1);
+    let line = text[start..].lines().next().unwrap_or("");
+    (text[..offset].matches('\n').count() + 1, line, (offset - start).min(line.len()))
+}
+
+/// The text under a span.
+pub(crate) fn marked(text: &str, span: Span) -> &str {
+    &text[span.range()]
+}
