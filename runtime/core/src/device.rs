@@ -6,8 +6,8 @@
 //!
 //! Invariants that the engine keeps: every region lies in an arena that [`Device::allocate`] of this or (as the source
 //! of a copy or an addition) of another device of the run returned; the regions of a [`Device::run`] have the sizes of
-//! the function's parameters, start at multiples of 64 and, where the call writes, share no byte with another region
-//! of the call; scalars have the types of the function's scalars; no other thread touches the bytes meanwhile.
+//! the function's parameters, are aligned for the elements of the values in them (and start at multiples of 64 unless the
+//! program cuts a buffer elsewhere) and, where the call writes, share no byte with another region of the call; scalars have the types of the function's scalars; no other thread touches the bytes meanwhile.
 
 use crate::arena::{Arena, Region};
 use pipec_program::{Bytes, DType, Function, Space};

@@ -131,8 +131,11 @@ fn norms() -> Vec<Case> {
                 (case.read(&[rows, columns]), case.read(&[columns]), case.read(&[rows, columns]));
             let inverse = case.read_in(&[rows], 0.5, 2.0);
             let dx = case.result(&[rows, columns], accumulate);
+            let dx_residual = case.result(&[rows, columns], accumulate);
+            let residual = case.read(&[rows, columns]);
             let dgain = case.result(&[columns], accumulate);
             case.kernel(Op::RmsNormGrad, &[x, gain, inverse, dy], &[dx]);
+            case.kernel(Op::RmsNormGrad, &[x, gain, inverse, dy, residual], &[dx_residual]);
             case.kernel(Op::RmsNormGainGrad, &[x, inverse, dy], &[dgain]);
             cases.push(case.finish());
 
@@ -142,8 +145,11 @@ fn norms() -> Vec<Case> {
             let mean = case.read_in(&[rows], -0.2, 0.2);
             let inverse = case.read_in(&[rows], 0.5, 2.0);
             let dx = case.result(&[rows, columns], accumulate);
+            let dx_residual = case.result(&[rows, columns], accumulate);
+            let residual = case.read(&[rows, columns]);
             let (dgain, dbias) = (case.result(&[columns], accumulate), case.result(&[columns], accumulate));
             case.kernel(Op::LayerNormGrad, &[x, gain, mean, inverse, dy], &[dx]);
+            case.kernel(Op::LayerNormGrad, &[x, gain, mean, inverse, dy, residual], &[dx_residual]);
             case.kernel(Op::LayerNormParamGrad, &[x, mean, inverse, dy], &[dgain, dbias]);
             cases.push(case.finish());
         }
@@ -482,8 +488,14 @@ fn optimizer() -> Vec<Case> {
         case.kernel(Op::ClipFactor { limit }, &[squares], &[norm, factor]);
         cases.push(case.finish());
     }
-    for (count, clip, step) in [(1, false, 1), (131, true, 2), (64, false, 100_000)] {
-        let name = format!("adamw {count} at step {step}{}", if clip { " clipped" } else { "" });
+    for (count, clip, step, with_master) in
+        [(1, false, 1, false), (131, true, 2, false), (64, false, 100_000, false), (33, true, 3, true)]
+    {
+        let name = format!(
+            "adamw {count} at step {step}{}{}",
+            if clip { " clipped" } else { "" },
+            if with_master { " with master" } else { "" }
+        );
         let mut case = Builder::new(name, Bound::OfLargest(ELEMENTARY));
         let rate = case.scalar(ScalarValue::Real(3e-2));
         let step = case.scalar(ScalarValue::Integer(step));
@@ -495,10 +507,14 @@ fn optimizer() -> Vec<Case> {
         let positive = Content::Uniform { low: 0.0, high: 1.0 };
         let ty = TensorType::new(DType::F32, &[count]);
         let variance = case.value(Access::Update, ty, Some(positive));
+        let mut outputs = vec![set(weight), set(moment), set(variance)];
+        if with_master {
+            outputs.push(set(case.update(&[count])));
+        }
         case.kernel(
             Op::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1, learning_rate: rate, step },
             &inputs,
-            &[set(weight), set(moment), set(variance)],
+            &outputs,
         );
         cases.push(case.finish());
     }

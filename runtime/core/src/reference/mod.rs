@@ -199,7 +199,7 @@ impl Call<'_> {
                     &self.floats(2)?,
                     &self.floats(3)?,
                 );
-                self.write(0, &dx)
+                self.write(0, &self.with_residual(4, dx)?)
             }
             Op::RmsNormGainGrad => {
                 let columns = self.output_matrix(0)?.1;
@@ -222,7 +222,7 @@ impl Call<'_> {
                     &self.floats(3)?,
                     &self.floats(4)?,
                 );
-                self.write(0, &dx)
+                self.write(0, &self.with_residual(5, dx)?)
             }
             Op::LayerNormParamGrad => {
                 let columns = self.output_matrix(0)?.1;
@@ -329,13 +329,29 @@ impl Call<'_> {
                     learning_rate: self.scalar(learning_rate)?.real(),
                     step: self.scalar(step)?.integer(),
                 };
-                let state = [self.present(0)?, self.present(1)?, self.present(2)?];
+                // The weight is the master or, with one, its rounding.
+                let master = if self.step.outputs.len() > 3 { Some(3) } else { None };
+                let state = [self.present(master.unwrap_or(0))?, self.present(1)?, self.present(2)?];
                 let [weight, moment, variance] = optimizer::adamw(&adam, &gradient, factor, state);
                 self.write(0, &weight)?;
                 self.write(1, &moment)?;
-                self.write(2, &variance)
+                self.write(2, &variance)?;
+                match master {
+                    Some(master) => self.write(master, &weight),
+                    None => Ok(()),
+                }
             }
         }
+    }
+
+    /// A gradient plus the residual that stands at an input, if there is one.
+    fn with_residual(&self, index: usize, mut gradient: Vec<f64>) -> Result<Vec<f64>, DeviceError> {
+        if self.step.inputs.len() > index {
+            for (sum, residual) in gradient.iter_mut().zip(self.floats(index)?) {
+                *sum += residual;
+            }
+        }
+        Ok(gradient)
     }
 
     fn malformed(&self, what: &str) -> DeviceError {
