@@ -1,0 +1,214 @@
+//! What a picture shows of a program and a timeline: the events of every device by lane, with what they are.
+
+use super::Named;
+use pipec_program::id::Id;
+use pipec_program::{
+    DeviceId, Event, Instruction, Nanos, Pass, Program, QueueKind, StageId, StepWork, Timeline, Unit, Work,
+};
+
+/// What a mark is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kind {
+    Pass(Pass),
+    Step(StepWork),
+    Fill,
+    Copy,
+    Send,
+    Recv,
+    Reduce,
+}
+
+impl Kind {
+    /// Its letter. Both backward passes in one read `B`, as everywhere in the field.
+    pub(super) fn letter(self) -> &'static str {
+        match self {
+            Self::Pass(Pass::F) => "F",
+            Self::Pass(Pass::B | Pass::BW) => "B",
+            Self::Pass(Pass::W) => "W",
+            Self::Pass(Pass::R) => "R",
+            Self::Step(StepWork::Tie) => "T",
+            Self::Step(StepWork::Norm) => "N",
+            Self::Step(StepWork::Clip) => "C",
+            Self::Step(StepWork::Update) => "U",
+            Self::Fill => "z",
+            Self::Copy => "c",
+            Self::Send => "s",
+            Self::Recv => "r",
+            Self::Reduce => "A",
+        }
+    }
+
+    /// What the legend says.
+    pub(super) fn meaning(self) -> &'static str {
+        match self {
+            Self::Pass(Pass::F) => "forward",
+            Self::Pass(Pass::B) => "backward, inputs",
+            Self::Pass(Pass::BW) => "backward",
+            Self::Pass(Pass::W) => "backward, weights",
+            Self::Pass(Pass::R) => "recompute",
+            Self::Step(StepWork::Tie) => "tie",
+            Self::Step(StepWork::Norm) => "norm",
+            Self::Step(StepWork::Clip) => "clip",
+            Self::Step(StepWork::Update) => "update",
+            Self::Fill => "fill",
+            Self::Copy => "copy",
+            Self::Send => "send",
+            Self::Recv => "receive",
+            Self::Reduce => "reduce",
+        }
+    }
+}
+
+/// An event that is drawn.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Mark {
+    pub(super) event: Event,
+    pub(super) kind: Kind,
+    /// What a pass belongs to, or what a message carries.
+    pub(super) work: Option<Work>,
+}
+
+/// A lane of a device: a queue.
+#[derive(Clone, Debug)]
+pub(super) struct Lane {
+    pub(super) kind: QueueKind,
+    pub(super) marks: Vec<Mark>,
+}
+
+/// A device.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub(super) device: DeviceId,
+    /// The stages whose passes it runs, ascending: its chunks.
+    pub(super) stages: Vec<StageId>,
+}
+
+impl Row {
+    /// The chunk of a stage.
+    pub(super) fn chunk(&self, stage: StageId) -> usize {
+        self.stages.binary_search(&stage).unwrap_or(0)
+    }
+
+    /// The letter of a chunk, empty where the device has a single one.
+    pub(super) fn letter(&self, stage: StageId) -> String {
+        if self.stages.len() < 2 {
+            return String::new();
+        }
+        let chunk = self.chunk(stage);
+        let letter = char::from(b'a' + (chunk % 26) as u8);
+        if chunk < 26 { letter.to_string() } else { format!("{letter}{}", chunk / 26) }
+    }
+
+    /// Its name with its stages: `d0 g0`, or `d0 a=g0 b=g2`.
+    pub(super) fn name(&self) -> String {
+        let mut name = self.device.to_string();
+        for &stage in &self.stages {
+            let letter = self.letter(stage);
+            name += &if letter.is_empty() { format!(" {stage}") } else { format!(" {letter}={stage}") };
+        }
+        name
+    }
+}
+
+/// The devices of a program, whatever the timeline.
+pub(super) fn rows(program: &Program) -> Vec<Row> {
+    let mut rows: Vec<Row> = program.devices.ids().map(|device| Row { device, stages: Vec::new() }).collect();
+    for queue in program.queues.values() {
+        for instruction in &queue.instructions {
+            if let Instruction::Run { work: Work::Pass(_, unit), .. } = instruction {
+                rows[queue.device.index()].stages.push(unit.stage);
+            }
+        }
+    }
+    for row in &mut rows {
+        row.stages.sort_unstable();
+        row.stages.dedup();
+    }
+    rows
+}
+
+/// The lanes of a device in the order of its queues.
+pub(super) fn lanes(program: &Program, timeline: &Timeline, device: DeviceId) -> Vec<Lane> {
+    let queues = program.queues.iter().filter(|(_, queue)| queue.device == device);
+    queues
+        .map(|(id, queue)| {
+            let marks = timeline.queue(id).iter().filter_map(|&event| {
+                let instruction = queue.instructions.get(event.position as usize)?;
+                mark(event, instruction)
+            });
+            Lane { kind: queue.kind, marks: marks.collect() }
+        })
+        .collect()
+}
+
+fn mark(event: Event, instruction: &Instruction) -> Option<Mark> {
+    let (kind, work) = match instruction {
+        Instruction::Run { work, .. } => match work {
+            Work::Pass(pass, _) => (Kind::Pass(*pass), Some(*work)),
+            Work::Stage(step, _) | Work::Step(step) => (Kind::Step(*step), Some(*work)),
+        },
+        Instruction::Send { work, .. } => (Kind::Send, Some(*work)),
+        Instruction::Recv { work, .. } => (Kind::Recv, Some(*work)),
+        Instruction::Reduce { work, .. } => (Kind::Reduce, Some(*work)),
+        Instruction::Copy { .. } => (Kind::Copy, None),
+        Instruction::Fill { .. } => (Kind::Fill, None),
+        Instruction::Wait { .. } => return None,
+    };
+    Some(Mark { event, kind, work })
+}
+
+impl Mark {
+    /// The unit of a pass, or of the pass that made a message.
+    pub(super) fn unit(&self) -> Option<Unit> {
+        match self.work {
+            Some(Work::Pass(_, unit)) => Some(unit),
+            Some(Work::Stage(..) | Work::Step(_)) | None => None,
+        }
+    }
+
+    /// Whether it belongs to a backward pass.
+    pub(super) fn is_backward(&self) -> bool {
+        match self.work {
+            Some(Work::Pass(pass, _)) => match pass {
+                Pass::B | Pass::BW | Pass::W => true,
+                Pass::F | Pass::R => false,
+            },
+            Some(Work::Stage(..) | Work::Step(_)) | None => false,
+        }
+    }
+
+    /// The label of its box: `F3`, with slices `F3.1`, on a device of several chunks `F3b`; `U` for an update.
+    pub(super) fn label(&self, row: &Row, sliced: bool) -> String {
+        let letter = self.kind.letter();
+        match self.unit() {
+            Some(unit) if sliced => {
+                format!("{letter}{}.{}{}", unit.micro_batch.0, unit.slice.0, row.letter(unit.stage))
+            }
+            Some(unit) => format!("{letter}{}{}", unit.micro_batch.0, row.letter(unit.stage)),
+            None => letter.to_owned(),
+        }
+    }
+}
+
+/// The longest makespan.
+pub(super) fn makespan(timelines: &[Named<'_>]) -> Nanos {
+    timelines.iter().map(|named| named.timeline.makespan()).max().unwrap_or_default()
+}
+
+/// What stands above every picture: `tiny: 4 devices, 4 stages, 8 micro-batches`.
+pub(super) fn title(program: &Program) -> String {
+    let count = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
+    let mut parts = vec![
+        count(program.devices.len() as u64, "device"),
+        count(program.batch.stages.into(), "stage"),
+        format!(
+            "{} micro-batch{}",
+            program.batch.micro_batches,
+            if program.batch.micro_batches == 1 { "" } else { "es" }
+        ),
+    ];
+    if program.batch.slices > 1 {
+        parts.push(count(program.batch.slices.into(), "slice"));
+    }
+    format!("{}: {}", program.name, parts.join(", "))
+}
