@@ -4,7 +4,7 @@
 //! passes add to which cell is found for every distinct touch, not for every call.
 
 use super::function::Interval;
-use super::memory::Memory;
+use super::memory::{Made, Memory};
 use super::touch::{Role, Touch, Touches};
 use super::unit;
 use super::{Report, Rule};
@@ -306,6 +306,9 @@ impl<'g, 'a> Accounts<'g, 'a> {
             StepWork::Tie | StepWork::Update => {}
         }
         let is_run = matches!(instruction, Instruction::Run { .. });
+        if is_run {
+            step_sources(self.gradients.program, place, step_work, touches, numbers, memory, report);
+        }
         let mut read = Vec::new();
         for &number in numbers {
             let touch = &touches.list[number as usize];
@@ -531,7 +534,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
     pub(super) fn finish(&self, report: &mut Report) {
         for (row, &updated) in self.gradients.copies.iter().zip(&self.updated) {
             if updated != 1 {
-                let message = format!("is updated {updated} times in a step");
+                let message = format!("is updated {updated} times in a step, not once");
                 report.add(row.place(), Rule::Update, message);
             }
         }
@@ -544,7 +547,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
         }
         for (parameter, &counted) in self.counted.iter() {
             if self.norms && counted != 1 {
-                let message = format!("its gradient counts {counted} times in the norm");
+                let message = format!("its gradient counts {counted} times in the norm, not once");
                 report.add(Entity::Parameter(parameter), Rule::Gradient, message);
             }
         }
@@ -575,10 +578,111 @@ impl<'g, 'a> Accounts<'g, 'a> {
             }
         }
     }
+}
 
-    /// Whether a touch is that of a weight region of a call.
-    pub(super) fn is_weight(touch: &Touch) -> bool {
-        touch.category == Category::Weights && matches!(touch.role, Role::Param(..))
+/// Checks that work for a stage or a step takes what the work before it made: norm takes gradients, clip squares, and
+/// update gradients, state and what clip made.
+fn step_sources(
+    program: &Program,
+    place: Entity,
+    work: StepWork,
+    touches: &Touches,
+    numbers: &[u32],
+    memory: &Memory<'_>,
+    report: &mut Report,
+) {
+    let wanted = match work {
+        StepWork::Tie => return,
+        StepWork::Norm | StepWork::Clip => StepWork::Norm,
+        StepWork::Update => StepWork::Clip,
+    };
+    let name = work.name();
+    for touch in numbers.iter().map(|&number| &touches.list[number as usize]) {
+        let is_known = match touch.category {
+            Category::Gradients => work != StepWork::Clip,
+            Category::Weights | Category::Optimizer => work == StepWork::Update,
+            Category::Activations | Category::Communication | Category::Workspace | Category::Data => false,
+        };
+        if is_known {
+            continue;
+        }
+        let strange =
+            memory.read(touch).map(|segment| segment.maker.made).find(|&made| made != Made::Step(wanted));
+        let factor = wanted != StepWork::Clip
+            || memory.read(touch).all(|segment| is_factor(program, touches, segment.maker.origin));
+        if !factor {
+            let message = format!("takes another result of clip than its factor from {}", touch.view.buffer);
+            report.add(place, Rule::Gradient, message);
+        }
+        if let Some(made) = strange {
+            let message = match touch.category {
+                Category::Weights | Category::Optimizer | Category::Gradients => {
+                    format!("{name} reads {}, a buffer of {}", touch.view.buffer, touch.category.name())
+                }
+                Category::Activations | Category::Communication | Category::Workspace | Category::Data => {
+                    format!("{name} reads what {made} made, not what {} made", wanted.name())
+                }
+            };
+            report.add(place, Rule::Gradient, message);
+        }
+        let doubled = work == StepWork::Norm
+            && touches.reads(touch).is_empty()
+            && memory.written(touch).any(|segment| {
+                segment.holds(touch.view.buffer) && segment.maker.made == Made::Step(StepWork::Norm)
+            });
+        if doubled {
+            report.add(place, Rule::Gradient, format!("overwrites squares in {}", touch.view.buffer));
+        }
+    }
+}
+
+/// Whether bytes that clip made are its factor and not its norm, as far as its function says.
+fn is_factor(program: &Program, touches: &Touches, origin: Option<u32>) -> bool {
+    let Some(Role::Param(function, param)) =
+        origin.and_then(|origin| touches.list.get(origin as usize)).map(|touch| touch.role)
+    else {
+        return true;
+    };
+    match &program.functions[function].body {
+        Body::Abstract { .. } => true,
+        Body::Kernels { values, kernels } => kernels
+            .iter()
+            .filter(|kernel| matches!(kernel.op, Op::ClipFactor { .. }))
+            .filter_map(|kernel| values.get(kernel.outputs.get(1)?.value))
+            .all(|factor| factor.param == param),
+    }
+}
+
+/// Checks that every square in a sum over devices comes from one of them, and zeros from the others.
+pub(super) fn squares_meet(views: &[(Entity, View)], memory: &Memory<'_>, report: &mut Report) {
+    let members: Vec<_> = views.iter().map(|&(place, view)| (place, memory.makers(view))).collect();
+    let cuts: BTreeSet<u64> = members
+        .iter()
+        .flat_map(|(_, makers)| makers.iter().flat_map(|&(start, end, _)| [start, end]))
+        .collect();
+    let mut at = vec![0; members.len()];
+    for (&start, &end) in cuts.iter().zip(cuts.iter().skip(1)) {
+        let mut squares = 0;
+        for ((place, makers), at) in members.iter().zip(&mut at) {
+            while makers.get(*at).is_some_and(|&(_, last, _)| last <= start) {
+                *at += 1;
+            }
+            match makers.get(*at).map(|&(.., made)| made) {
+                Some(Made::Step(StepWork::Norm)) => squares += 1,
+                Some(Made::Zero) => {}
+                Some(made) => {
+                    let message = format!("adds up what {made} made as squares");
+                    return report.add(*place, Rule::Gradient, message);
+                }
+                None => {}
+            }
+        }
+        if squares != 1
+            && let Some((place, _)) = members.first()
+        {
+            let message = format!("bytes {start}..{end} hold squares on {squares} devices, not on one");
+            return report.add(*place, Rule::Gradient, message);
+        }
     }
 }
 

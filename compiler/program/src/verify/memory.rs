@@ -4,31 +4,62 @@ use super::touch::{Touch, Touches, arena};
 use super::{Report, Rule};
 use crate::entity::Entity;
 use crate::id::{BufferId, QueueId};
-use crate::program::{Category, FeedKind, Pass, Program, Unit, View};
+use crate::program::{FeedKind, Pass, Program, ReadingKind, StepWork, Unit, View, Work};
+use std::fmt;
 
 /// No buffer, and no queue.
 const NONE: u32 = u32::MAX;
 
-/// What made the bytes of a segment, as far as it is followed.
+/// What made the bytes of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Maker {
-    /// Zeros, optimizer work, sums over devices.
+pub(super) enum Made {
+    /// The engine, for state; sums of gradients; contents that mean nothing.
     Other,
-    /// The engine.
+    /// A fill.
+    Zero,
+    /// The engine, before the step.
     Feed(FeedKind),
     /// F or R of a unit.
     Forward(Unit),
     /// B, W or BW of a unit.
     Backward(Unit),
+    /// Work for a stage or a step.
+    Step(StepWork),
+}
+
+impl Made {
+    pub(super) fn of(work: Work) -> Self {
+        match work {
+            Work::Pass(Pass::F | Pass::R, unit) => Self::Forward(unit),
+            Work::Pass(Pass::B | Pass::W | Pass::BW, unit) => Self::Backward(unit),
+            Work::Stage(work, _) | Work::Step(work) => Self::Step(work),
+        }
+    }
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Other => f.write_str("other work"),
+            Self::Zero => f.write_str("a fill"),
+            Self::Feed(kind) => write!(f, "the feed of {}", kind.name()),
+            Self::Forward(unit) => write!(f, "forward of {unit}"),
+            Self::Backward(unit) => write!(f, "backward of {unit}"),
+            Self::Step(work) => f.write_str(work.name()),
+        }
+    }
+}
+
+/// Who made the bytes of a segment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Maker {
+    pub(super) made: Made,
+    /// The touch through which a call of this device wrote them.
+    pub(super) origin: Option<u32>,
 }
 
 impl Maker {
-    pub(super) fn of(pass: Pass, unit: Unit) -> Self {
-        match pass {
-            Pass::F | Pass::R => Self::Forward(unit),
-            Pass::B | Pass::W | Pass::BW => Self::Backward(unit),
-        }
-    }
+    pub(super) const OTHER: Self = Self { made: Made::Other, origin: None };
 }
 
 /// The bytes between two cuts of an arena.
@@ -59,6 +90,13 @@ pub(super) struct Actor<'c> {
     pub(super) queues: &'c [QueueId],
 }
 
+impl Segment {
+    /// Whether it holds what was written through a buffer.
+    pub(super) fn holds(&self, buffer: BufferId) -> bool {
+        self.owner == buffer.0
+    }
+}
+
 impl Actor<'_> {
     /// Whether the last write of a segment is not ordered before this access.
     fn conflict(&self, segment: &Segment, kind: Kind) -> Option<Kind> {
@@ -86,14 +124,16 @@ pub(super) struct Memory<'a> {
 }
 
 impl<'a> Memory<'a> {
-    /// The state at the start of a step: state buffers and feeds are written, all else is undefined.
+    /// The state at the start of a step: state buffers and feeds are written, all else is undefined. None, after a
+    /// report, if they share bytes.
     pub(super) fn new(
         program: &'a Program,
         touches: &'a Touches,
         strides: &[usize],
         report: &mut Report,
-    ) -> Self {
-        let empty = Segment { owner: NONE, queue: NONE, position: 0, added: 0, maker: Maker::Other };
+    ) -> Option<Self> {
+        let mut disjoint = true;
+        let empty = Segment { owner: NONE, queue: NONE, position: 0, added: 0, maker: Maker::OTHER };
         let mut arenas: Vec<State> = touches
             .arenas
             .iter()
@@ -118,6 +158,7 @@ impl<'a> Memory<'a> {
                 segment.owner = id.0;
             }
             if let Some(other) = shared {
+                disjoint = false;
                 let message = format!("state shares bytes with the state in {}", BufferId(other));
                 report.add(Entity::Buffer(id), Rule::Memory, message);
             }
@@ -131,14 +172,15 @@ impl<'a> Memory<'a> {
                     shared = Some(segment.owner);
                 }
                 segment.owner = row.view.buffer.0;
-                segment.maker = Maker::Feed(row.kind);
+                segment.maker = Maker { made: Made::Feed(row.kind), origin: None };
             }
             if let Some(other) = shared {
+                disjoint = false;
                 let message = format!("overwrites bytes of {}", BufferId(other));
                 report.add(Entity::Feed(feed), Rule::Memory, message);
             }
         }
-        memory
+        disjoint.then_some(memory)
     }
 
     /// The arena and the segments of a view whose ends are cuts.
@@ -154,11 +196,33 @@ impl<'a> Memory<'a> {
         self.arenas[arena].segments[segment]
     }
 
-    /// The segments that a touch reads.
+    /// The bytes of a view, relative to its start, with what made them.
+    pub(super) fn makers(&self, view: View) -> Vec<(u64, u64, Made)> {
+        let (arena, segments) = self.segments(view);
+        let start = self.program.buffers[view.buffer].offset.0 + view.offset.0;
+        let cuts = &self.touches.arenas[arena].cuts;
+        segments
+            .map(|index| {
+                let segment = &self.arenas[arena].segments[index];
+                let made = if segment.holds(view.buffer) { segment.maker.made } else { Made::Other };
+                (cuts[index] - start, cuts[index + 1] - start, made)
+            })
+            .collect()
+    }
+
+    /// The segments that a touch overwrites or changes.
+    pub(super) fn written(&self, touch: &Touch) -> impl Iterator<Item = Segment> {
+        let segments = &self.arenas[touch.arena].segments;
+        let ranges = self.touches.written_segments(touch);
+        ranges.iter().flat_map(|range| &segments[range.start as usize..range.end as usize]).copied()
+    }
+
+    /// The segments that a touch reads and finds as written through its buffer.
     pub(super) fn read(&self, touch: &Touch) -> impl Iterator<Item = Segment> {
         let segments = &self.arenas[touch.arena].segments;
         let ranges = self.touches.read_segments(touch);
-        ranges.iter().flat_map(|range| &segments[range.start as usize..range.end as usize]).copied()
+        let all = ranges.iter().flat_map(|range| &segments[range.start as usize..range.end as usize]);
+        all.copied().filter(|segment| segment.holds(touch.view.buffer))
     }
 
     /// Does to memory what an instruction does through one of its views.
@@ -202,8 +266,11 @@ impl<'a> Memory<'a> {
                 problem.get_or_insert((Kind::Overlap, index, *segment));
             }
         }
-        for index in reads.iter().flat_map(|range| range.start as usize..range.end as usize) {
-            state.readers[index * stride + own] = actor.position;
+        // A read that is wrong is not held against the writes that come later.
+        if problem.is_none() {
+            for index in reads.iter().flat_map(|range| range.start as usize..range.end as usize) {
+                state.readers[index * stride + own] = actor.position;
+            }
         }
         for index in writes.iter().flat_map(|range| range.start as usize..range.end as usize) {
             let segment = &mut state.segments[index];
@@ -255,6 +322,16 @@ impl<'a> Memory<'a> {
                 let message =
                     format!("bytes {start}..{end} of {} are not written in a step", row.view.buffer);
                 report.add(Entity::Reading(reading), Rule::Unwritten, message);
+                continue;
+            }
+            let range = self.segments(row.view).1;
+            let strange = self.arenas[number].segments[range].iter().find(|segment| match row.kind {
+                ReadingKind::Loss => !matches!(segment.maker.made, Made::Forward(_)),
+                ReadingKind::GradientNorm => segment.maker.made != Made::Step(StepWork::Clip),
+            });
+            if let Some(segment) = strange {
+                let message = format!("{} was made by {}", row.view.buffer, segment.maker.made);
+                report.add(Entity::Reading(reading), Rule::Unit, message);
             }
         }
     }
@@ -312,32 +389,25 @@ fn explain(
     report.add_related(actor.place, rule, message, other.into_iter().collect());
 }
 
-/// Whether what a pass reads from a buffer of a category is followed to its maker.
-pub(super) fn is_followed(category: Category) -> bool {
-    match category {
-        Category::Activations | Category::Communication | Category::Data => true,
-        Category::Weights | Category::Gradients | Category::Optimizer | Category::Workspace => false,
-    }
-}
-
 /// What is wrong with a pass of a unit reading what a maker made; none if nothing is.
-pub(super) fn misread(pass: Pass, unit: Unit, maker: Maker) -> Option<String> {
+pub(super) fn misread(pass: Pass, unit: Unit, made: Made) -> Option<String> {
     let forward = match pass {
         Pass::F | Pass::R => true,
         Pass::B | Pass::W | Pass::BW => false,
     };
-    let (made, by, neighbour) = match maker {
-        Maker::Other | Maker::Feed(_) => return None,
-        Maker::Forward(made) => (made, "forward", made.stage.0.checked_add(1)),
-        Maker::Backward(made) => (made, "backward", made.stage.0.checked_sub(1)),
+    let (by, neighbour) = match made {
+        Made::Other | Made::Zero | Made::Feed(_) => return None,
+        Made::Step(_) => return Some(format!("{} {unit} reads what {made} made", pass.name())),
+        Made::Forward(by) => (by, by.stage.0.checked_add(1)),
+        Made::Backward(by) => (by, by.stage.0.checked_sub(1)),
     };
-    let own = made.stage == unit.stage;
-    let near = neighbour == Some(unit.stage.0) && made.slice == unit.slice;
-    let backward_to_forward = forward && matches!(maker, Maker::Backward(_));
-    if made.micro_batch == unit.micro_batch && (own || near) && !backward_to_forward {
+    let own = by.stage == unit.stage;
+    let near = neighbour == Some(unit.stage.0) && by.slice == unit.slice;
+    let backward_to_forward = forward && matches!(made, Made::Backward(_));
+    if by.micro_batch == unit.micro_batch && (own || near) && !backward_to_forward {
         return None;
     }
-    Some(format!("{} {unit} reads what {by} of {made} made", pass.name()))
+    Some(format!("{} {unit} reads what {made} made", pass.name()))
 }
 
 #[cfg(test)]
@@ -351,13 +421,13 @@ mod tests {
 
     #[test]
     fn passes_read_their_own_and_their_neighbours() {
-        let forward = |stage, micro_batch, slice| Maker::Forward(unit(stage, micro_batch, slice));
-        let backward = |stage, micro_batch, slice| Maker::Backward(unit(stage, micro_batch, slice));
+        let forward = |stage, micro_batch, slice| Made::Forward(unit(stage, micro_batch, slice));
+        let backward = |stage, micro_batch, slice| Made::Backward(unit(stage, micro_batch, slice));
         assert_eq!(misread(Pass::F, unit(2, 1, 1), forward(1, 1, 1)), None);
         assert_eq!(misread(Pass::F, unit(2, 1, 1), forward(2, 1, 0)), None);
         assert_eq!(misread(Pass::BW, unit(2, 1, 1), forward(1, 1, 1)), None);
         assert_eq!(misread(Pass::BW, unit(2, 1, 1), backward(3, 1, 1)), None);
-        assert_eq!(misread(Pass::F, unit(2, 1, 1), Maker::Feed(FeedKind::Tokens)), None);
+        assert_eq!(misread(Pass::F, unit(2, 1, 1), Made::Feed(FeedKind::Tokens)), None);
         let wrong = [
             (Pass::F, forward(1, 0, 1)),
             (Pass::F, forward(1, 1, 0)),

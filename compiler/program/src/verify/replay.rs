@@ -4,15 +4,15 @@
 //! that the order in which ready queues are taken does not matter for whether all finish.
 
 use super::gradient::{self, Accounts, Gradients, Used};
-use super::memory::{self, Actor, Maker, Memory};
+use super::memory::{self, Actor, Made, Maker, Memory};
 use super::order::{self, Ends};
 use super::touch::{Role, Touch, Touches};
 use super::unit::{self, Units};
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, ParamId, QueueId};
+use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, ParamId, QueueId};
 use crate::program::{
-    Category, Feed, Instruction, Pass, Position, Program, ReadingKind, StepWork, Unit, View, Work,
+    Category, Feed, FeedKind, Instruction, Pass, Position, Program, ReadingKind, StepWork, Unit, View, Work,
 };
 use crate::units::Bytes;
 use std::cmp::Reverse;
@@ -28,13 +28,14 @@ pub(super) fn replay(
 ) {
     let clocks = Clocks::new(program);
     let strides: Vec<usize> = clocks.queues.values().map(Vec::len).collect();
+    let Some(memory) = Memory::new(program, touches, &strides, report) else { return };
     let mut replay = Replay {
         program,
         touches,
-        memory: Memory::new(program, touches, &strides, report),
+        memory,
         units: Units::new(program.batch),
         accounts: Accounts::new(gradients),
-        sources: Sources::default(),
+        sources: Sources::new(program),
         rows: Rows::new(program),
         clocks,
         at: program.queues.ids().map(|_| 0).collect(),
@@ -139,19 +140,55 @@ impl Rows {
 /// Where a region of a function gets its bytes from, relative to the unit of the call.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
-    Feed(crate::FeedKind),
+    Feed(FeedKind),
     Forward(i64),
     Backward(i64),
+    In(Category),
     Several,
+    Other,
 }
 
-/// What the calls so far say about regions and weights.
-#[derive(Default)]
+/// What the calls so far say about a region of a function.
+#[derive(Clone, Default)]
+struct RegionSource {
+    /// Where it came from at the first call.
+    source: Option<(Source, Entity)>,
+    /// Which region of which function of the same device it was.
+    regions: Vec<(FunctionId, ParamId, Entity)>,
+}
+
+impl RegionSource {
+    /// The region that a function was found to provide first.
+    fn region_of(&mut self, producer: FunctionId, region: ParamId, place: Entity) -> (ParamId, Entity) {
+        match self.regions.iter().find(|(other, ..)| *other == producer) {
+            Some(&(_, region, first)) => (region, first),
+            None => {
+                self.regions.push((producer, region, place));
+                (region, place)
+            }
+        }
+    }
+}
+
+/// What the calls and messages so far say: the same regions come from the same places at every call.
 struct Sources {
-    /// The source of a region at its first call, and that call.
-    known: BTreeMap<(FunctionId, ParamId), (Source, Entity)>,
+    regions: IdVec<FunctionId, Vec<RegionSource>>,
+    /// The region of a function that a channel takes.
+    sent: BTreeMap<(ChannelId, FunctionId), (ParamId, Entity)>,
     /// Pairs of touch and stage whose weights have been checked.
     weights: BTreeSet<(u32, u32)>,
+}
+
+impl Sources {
+    fn new(program: &Program) -> Self {
+        let regions =
+            program.functions.values().map(|row| vec![RegionSource::default(); row.params.len()]).collect();
+        Self { regions, sent: BTreeMap::new(), weights: BTreeSet::new() }
+    }
+
+    fn of(&mut self, function: FunctionId, param: ParamId) -> &mut RegionSource {
+        &mut self.regions[function][param.index()]
+    }
 }
 
 struct Replay<'a, 'g, 'r> {
@@ -288,17 +325,21 @@ impl Replay<'_, '_, '_> {
         let mut queues = std::mem::take(&mut self.groups[group]);
         queues.sort_unstable();
         let mut views = Vec::with_capacity(queues.len());
-        let mut is_tie = false;
+        let (mut is_tie, mut is_norm) = (false, false);
         for &member in &queues {
             if let Some(Instruction::Reduce { view, work, .. }) =
                 self.program.queues[member].instructions.get(self.at[member] as usize)
             {
                 views.push((Entity::Instruction(member, self.at[member]), *view));
                 is_tie |= matches!(work, Work::Stage(StepWork::Tie, _) | Work::Step(StepWork::Tie));
+                is_norm |= matches!(work, Work::Stage(StepWork::Norm, _) | Work::Step(StepWork::Norm));
             }
         }
         if is_tie {
             self.accounts.meeting(&views, self.report);
+        }
+        if is_norm {
+            gradient::squares_meet(&views, &self.memory, self.report);
         }
         for &member in &queues {
             self.execute(member);
@@ -327,21 +368,29 @@ impl Replay<'_, '_, '_> {
             let used = Used { place, device: row.device, touches, numbers: used };
             self.accounts.step_work(instruction, used, &self.memory, self.report);
         }
-        let maker = match instruction {
-            Instruction::Run { work: Work::Pass(pass, unit), .. }
-            | Instruction::Recv { work: Work::Pass(pass, unit), .. } => Maker::of(*pass, *unit),
-            Instruction::Copy { .. } => self.copied(used),
-            Instruction::Send { work: Work::Pass(pass, unit), .. } => {
-                self.check_sent(place, Maker::of(*pass, *unit), used);
-                Maker::Other
+        let made = match instruction {
+            Instruction::Run { work, .. } | Instruction::Recv { work, .. } => Made::of(*work),
+            Instruction::Send { work, .. } => {
+                self.check_sent(place, Made::of(*work), used);
+                Made::Other
             }
+            Instruction::Fill { .. } => Made::Zero,
+            // A sum of squares is squares.
+            Instruction::Reduce {
+                work: Work::Stage(StepWork::Norm, _) | Work::Step(StepWork::Norm), ..
+            } => Made::Step(StepWork::Norm),
+            Instruction::Reduce { .. } | Instruction::Copy { .. } | Instruction::Wait { .. } => Made::Other,
+        };
+        let copied = match instruction {
+            Instruction::Copy { .. } => Some(self.copied(used)),
             Instruction::Run { .. }
-            | Instruction::Recv { .. }
             | Instruction::Send { .. }
+            | Instruction::Recv { .. }
             | Instruction::Fill { .. }
             | Instruction::Reduce { .. }
-            | Instruction::Wait { .. } => Maker::Other,
+            | Instruction::Wait { .. } => None,
         };
+        let is_run = matches!(instruction, Instruction::Run { .. });
         let is_update = matches!(
             instruction,
             Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
@@ -361,32 +410,45 @@ impl Replay<'_, '_, '_> {
                 self.report.add(place, Rule::Update, message);
             }
             let contributes = adds && gradient::contributes(touches, touch);
+            let maker = copied.unwrap_or(Maker { made, origin: is_run.then_some(number) });
             self.memory.access(actor, touch, maker, contributes, self.report);
         }
     }
 
     /// What the bytes of a copy are afterwards: what they were, where they all are the same.
     fn copied(&self, used: &[u32]) -> Maker {
-        let Some(&from) = used.first() else { return Maker::Other };
+        let Some(&from) = used.first() else { return Maker::OTHER };
         let mut makers = self.memory.read(&self.touches.list[from as usize]).map(|segment| segment.maker);
         match makers.next() {
             Some(first) if makers.all(|maker| maker == first) => first,
-            Some(_) | None => Maker::Other,
+            Some(_) | None => Maker::OTHER,
         }
     }
 
-    /// A message says who made it; so must its bytes.
-    fn check_sent(&mut self, place: Entity, declared: Maker, used: &[u32]) {
+    /// A message says who made it; so must its bytes, and a function keeps what it sends in one of its regions.
+    fn check_sent(&mut self, place: Entity, declared: Made, used: &[u32]) {
+        let touches = self.touches;
         for &number in used {
-            let touch = &self.touches.list[number as usize];
-            let other = self.memory.read(touch).map(|segment| segment.maker).find(|&maker| match maker {
-                Maker::Other | Maker::Feed(_) => false,
-                Maker::Forward(_) | Maker::Backward(_) => maker != declared,
-            });
-            if let Some(other) = other {
-                let message =
-                    format!("sends what {} made as what {} made", describe(other), describe(declared));
-                self.report.add(place, Rule::Unit, message);
+            let touch = &touches.list[number as usize];
+            let mut strange = None;
+            let mut other = None;
+            for segment in self.memory.read(touch) {
+                if segment.maker.made != declared {
+                    strange = strange.or(Some(segment.maker.made));
+                    continue;
+                }
+                let Some((producer, region)) = origin(touches, segment.maker) else { continue };
+                let Role::Message(channel) = touch.role else { continue };
+                let known = self.sources.sent.entry((channel, producer)).or_insert((region, place));
+                if known.0 != region {
+                    other = other.or(Some((producer, region, *known)));
+                }
+            }
+            if let Some(made) = strange {
+                self.report.add(place, Rule::Unit, format!("sends what {made} made as what {declared} made"));
+            } else if let Some((producer, region, (before, first))) = other {
+                let message = format!("sends {region} of {producer}, but {first} sends {before}");
+                self.report.add_related(place, Rule::Unit, message, vec![first]);
             }
         }
     }
@@ -395,13 +457,13 @@ impl Replay<'_, '_, '_> {
     fn check_source(&mut self, place: Entity, pass: Pass, unit: Unit, number: u32) {
         let touches = self.touches;
         let touch = &touches.list[number as usize];
-        if Accounts::is_weight(touch) {
-            if self.sources.weights.insert((number, unit.stage.0)) {
-                self.accounts.weights_of_stage(place, unit, touches, touch, self.report);
-            }
-            return;
-        }
+        let Role::Param(function, param) = touch.role else { return };
         match touch.category {
+            Category::Weights => {
+                if self.sources.weights.insert((number, unit.stage.0)) {
+                    self.accounts.weights_of_stage(place, unit, touches, touch, self.report);
+                }
+            }
             Category::Optimizer => {
                 self.report.add(
                     place,
@@ -409,40 +471,65 @@ impl Replay<'_, '_, '_> {
                     format!("a pass reads {}, optimizer state", touch.view.buffer),
                 );
             }
-            Category::Data => self.check_rows(place, unit, touch),
-            Category::Weights
-            | Category::Gradients
-            | Category::Activations
-            | Category::Communication
-            | Category::Workspace => {}
-        }
-        if !memory::is_followed(touch.category) {
-            return;
-        }
-        let mut source = None;
-        let mut previous = Maker::Other;
-        let mut wrong = None;
-        for segment in self.memory.read(touch) {
-            let maker = segment.maker;
-            if maker == previous {
-                continue;
+            Category::Gradients => {
+                if touches.writes(touch).is_empty() {
+                    self.report.add(
+                        place,
+                        Rule::Unit,
+                        format!("a pass reads {}, gradients", touch.view.buffer),
+                    );
+                }
             }
-            previous = maker;
-            wrong = wrong.or_else(|| memory::misread(pass, unit, maker));
-            let offset = |made: Unit| i64::from(made.stage.0) - i64::from(unit.stage.0);
-            let this = match maker {
-                Maker::Other => continue,
-                Maker::Feed(kind) => Source::Feed(kind),
-                Maker::Forward(made) => Source::Forward(offset(made)),
-                Maker::Backward(made) => Source::Backward(offset(made)),
-            };
+            Category::Data => self.check_rows(place, unit, touch),
+            Category::Activations | Category::Communication | Category::Workspace => {}
+        }
+        let follows = match touch.category {
+            Category::Activations | Category::Communication | Category::Data => true,
+            Category::Weights | Category::Optimizer | Category::Gradients | Category::Workspace => false,
+        };
+        let mut source = None;
+        let mut add = |this: Source| {
             source = Some(if source.is_none_or(|source| source == this) { this } else { Source::Several });
+        };
+        let mut wrong = None;
+        let mut moved = None;
+        if follows {
+            let mut previous = Maker::OTHER;
+            for segment in self.memory.read(touch) {
+                if segment.maker == previous {
+                    continue;
+                }
+                previous = segment.maker;
+                let made = segment.maker.made;
+                wrong = wrong.or_else(|| memory::misread(pass, unit, made));
+                if let Some((producer, region)) = origin(touches, segment.maker) {
+                    let known = self.sources.of(function, param).region_of(producer, region, place);
+                    if known.0 != region {
+                        moved = moved.or(Some((producer, region, known)));
+                    }
+                }
+                let offset = |by: Unit| i64::from(by.stage.0) - i64::from(unit.stage.0);
+                match made {
+                    // Sums that grow over slices begin with zeros.
+                    Made::Zero if touch.category != Category::Data => {}
+                    Made::Other | Made::Step(_) | Made::Zero => add(Source::Other),
+                    Made::Feed(kind) => add(Source::Feed(kind)),
+                    Made::Forward(by) => add(Source::Forward(offset(by))),
+                    Made::Backward(by) => add(Source::Backward(offset(by))),
+                }
+            }
+        } else if !touches.reads(touch).is_empty() {
+            add(Source::In(touch.category));
         }
         if let Some(message) = wrong {
-            return self.report.add(place, Rule::Unit, message);
-        }
-        if let (Some(source), Role::Param(function, param)) = (source, touch.role) {
-            let (known, first) = *self.sources.known.entry((function, param)).or_insert((source, place));
+            self.report.add(place, Rule::Unit, message);
+        } else if let Some((producer, region, (before, first))) = moved {
+            let message = format!(
+                "{param} of {function} takes {region} of {producer}, but at {first} it takes {before}"
+            );
+            self.report.add_related(place, Rule::Unit, message, vec![first]);
+        } else if let Some(source) = source {
+            let (known, first) = *self.sources.of(function, param).source.get_or_insert((source, place));
             if known != source {
                 let name = &self.program.functions[function].params[param].name;
                 let message = format!("{param} {name:?} of {function} comes from elsewhere than at {first}");
@@ -488,11 +575,10 @@ impl Replay<'_, '_, '_> {
     }
 }
 
-fn describe(maker: Maker) -> String {
-    match maker {
-        Maker::Other => "other work".to_owned(),
-        Maker::Feed(kind) => format!("the feed of {}", kind.name()),
-        Maker::Forward(unit) => format!("forward of {unit}"),
-        Maker::Backward(unit) => format!("backward of {unit}"),
+/// The function and the region of a call of this device that made some bytes.
+fn origin(touches: &Touches, maker: Maker) -> Option<(FunctionId, ParamId)> {
+    match touches.list.get(maker.origin? as usize)?.role {
+        Role::Param(function, param) => Some((function, param)),
+        Role::Read | Role::Write | Role::Update | Role::Message(_) => None,
     }
 }

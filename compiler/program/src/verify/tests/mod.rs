@@ -1,11 +1,15 @@
 //! Good programs pass; each broken one is refused for what is broken, at its line.
 
 mod cases;
+mod mutants;
+mod symbolic;
 
 use crate::text;
 use crate::verify::verify;
 
 pub(super) const TWO_STAGES: &str = include_str!("../../../../../tests/programs/two_stages.pprog");
+
+pub(super) const TIED: &str = include_str!("../../../../../tests/programs/tied.pprog");
 
 /// What is wrong with a text: lines, counted from 1, with messages.
 pub(super) fn problems(text: &str) -> Vec<(u32, String)> {
@@ -24,6 +28,7 @@ pub(super) fn problems(text: &str) -> Vec<(u32, String)> {
 }
 
 #[test]
-fn a_good_program_passes() {
+fn good_programs_pass() {
     assert_eq!(problems(TWO_STAGES), []);
+    assert_eq!(problems(TIED), []);
 }
