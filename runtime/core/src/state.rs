@@ -130,15 +130,15 @@ mod tests {
     #[test]
     fn uniform_values_are_those_of_the_reference_run() {
         let embed = parameter(Init::Uniform { bound: 3.0_f64.sqrt() }, &[64, 32]);
-        let values: Vec<f32> = initial_values(1234, ParameterId(0), &embed).collect();
+        let values: Vec<f64> = initial_values(1234, ParameterId(0), &embed).map(f64::from).collect();
         assert_eq!(
             values[..4],
             [0.4072120189666748, 1.2688931226730347, -1.4792778491973877, -0.2523527443408966]
         );
-        let sum: f64 = values.iter().map(|&value| f64::from(value)).sum();
+        let sum: f64 = values.iter().sum();
         assert!((sum - 68.93419346198789).abs() < 1e-9, "{sum}");
         let wq = parameter(Init::Uniform { bound: (3.0_f64 / 32.0).sqrt() }, &[32, 32]);
-        let values: Vec<f32> = initial_values(1234, ParameterId(2), &wq).collect();
+        let values: Vec<f64> = initial_values(1234, ParameterId(2), &wq).map(f64::from).collect();
         assert_eq!(
             values[..4],
             [0.24291929602622986, 0.212630033493042, 0.17031724750995636, -0.008806631900370121]

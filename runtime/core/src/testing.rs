@@ -43,6 +43,9 @@ struct Queues {
     collective: QueueId,
 }
 
+/// A kernel: op, inputs, and outputs with whether they accumulate.
+type Call = (Op, Vec<u32>, Vec<(u32, bool)>);
+
 struct Builder {
     program: Program,
     ends: Vec<Bytes>,
@@ -69,7 +72,7 @@ impl Builder {
         name: &str,
         params: &[(&str, Access, TensorType)],
         scalars: &[(&str, ScalarType)],
-        kernels: Vec<(Op, Vec<u32>, Vec<(u32, bool)>)>,
+        kernels: Vec<Call>,
     ) -> FunctionId {
         let mut function = Function {
             name: name.to_owned(),

@@ -148,16 +148,17 @@ pub fn train(
                 NotFinite::Warn => observer.not_finite(step, loss),
             }
         }
-        if let Some(checkpoints) = &run.checkpoints {
-            if checkpoints.every > 0 && step.is_multiple_of(checkpoints.every) {
-                saved = save(engine, progress, checkpoints, observer)?;
-            }
+        if let Some(checkpoints) = &run.checkpoints
+            && checkpoints.every > 0
+            && step.is_multiple_of(checkpoints.every)
+        {
+            saved = save(engine, progress, checkpoints, observer)?;
         }
     }
-    if let Some(checkpoints) = &run.checkpoints {
-        if saved != progress {
-            save(engine, progress, checkpoints, observer)?;
-        }
+    if let Some(checkpoints) = &run.checkpoints
+        && saved != progress
+    {
+        save(engine, progress, checkpoints, observer)?;
     }
     Ok(if progress.step < run.steps { Ending::Stopped(progress) } else { Ending::Complete(progress) })
 }

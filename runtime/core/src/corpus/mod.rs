@@ -192,7 +192,9 @@ impl Case {
                 Bound::Exact => 0.0,
             };
             let same = want == got || (want.is_nan() && got.is_nan());
-            if !same && !((want - got).abs() <= allowed) {
+            // A difference that is no number is not near.
+            let near = (want - got).abs() <= allowed;
+            if !same && !near {
                 let value = expected.value;
                 return Err(format!("{value}[{index}] is {got:e} instead of {want:e} (allowed {allowed:e})"));
             }

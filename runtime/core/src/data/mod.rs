@@ -263,7 +263,7 @@ fn formula(seed: u64, number: u64, count: u64, vocab: u32, sequence: &mut Vec<u3
     let mut last: u64 = 0;
     for place in 0..count {
         let drawn = splitmix::at(seed, place);
-        last = if place == 0 || drawn % 2 == 0 {
+        last = if place == 0 || drawn.is_multiple_of(2) {
             let k = drawn >> 40;
             (((k * k) >> 24) * vocab) >> 24
         } else {

@@ -35,7 +35,8 @@ impl Tokens {
     /// The tokens of all files, each tokenised as a whole, without the special tokens that a tokenizer may add.
     pub(super) fn tokenised(files: &[TextFile], path: &Path) -> Result<Self, DataError> {
         let failed = |reason: String| DataError::Tokenizer { path: path.to_owned(), reason };
-        let tokenizer = Tokenizer::from_file(path).map_err(|error| failed(error.to_string()))?;
+        let definition = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        let tokenizer: Tokenizer = definition.parse().map_err(|error| failed(format!("{error}")))?;
         let mut tokens: Vec<u32> = Vec::new();
         for file in files {
             if let Some(text) = files::read(file)? {

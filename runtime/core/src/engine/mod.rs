@@ -169,7 +169,7 @@ pub enum EngineError {
     #[error("{at}: {error}")]
     Device {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// What it said.
         error: DeviceError,
     },
@@ -177,7 +177,7 @@ pub enum EngineError {
     #[error("{at}: internal error: {message}")]
     Panicked {
         /// Where.
-        at: At,
+        at: Box<At>,
         /// The message of the panic.
         message: String,
     },
@@ -310,7 +310,7 @@ impl Engine {
             });
             match reading.kind {
                 ReadingKind::Loss => output.losses.extend(values),
-                ReadingKind::GradientNorm => output.gradient_norm = values.last(),
+                ReadingKind::GradientNorm => output.gradient_norm = values.into_iter().next_back(),
             }
         }
         Ok(output)

@@ -68,7 +68,7 @@ impl Step<'_> {
     pub(super) fn drive(&self, worker: &mut Worker) -> Vec<Event> {
         let mut driver = Driver::new(self, worker);
         let outcome = catch_unwind(AssertUnwindSafe(|| driver.run()));
-        let at = || At::new(self.program, driver.worker.id, driver.current);
+        let at = || Box::new(At::new(self.program, driver.worker.id, driver.current));
         match outcome {
             Ok(Ok(())) => self.exchange.finish(),
             Ok(Err(error)) => self.exchange.fail(EngineError::Device { at: at(), error }),
