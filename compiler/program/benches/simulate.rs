@@ -6,7 +6,7 @@
 mod programs;
 
 use divan::{Bencher, counter::ItemsCount};
-use pipec_program::{Costs, Program, memory, simulate};
+use pipec_program::{Costs, Program, Verified, memory, simulate};
 
 fn main() {
     divan::main();
@@ -15,14 +15,14 @@ fn main() {
 /// Devices and micro-batches; the last is the size that every stage of the compiler is held to.
 const SIZES: [(u32, u32); 4] = [(8, 64), (16, 128), (32, 256), (64, 512)];
 
-fn program((devices, micro_batches): (u32, u32)) -> Program {
+fn program((devices, micro_batches): (u32, u32)) -> Verified {
     let pipeline = programs::one_f_one_b(devices, micro_batches);
     // Both directions between two neighbours share a wire, so that every message competes for it.
     let mut program = programs::build(&programs::Pipeline { link: Some((1 << 34, 5)), ..pipeline });
     for (id, channel) in program.channels.iter_mut() {
         channel.route = vec![pipec_program::LinkId(id.0 / 2)];
     }
-    program
+    programs::prove(program)
 }
 
 fn instructions(program: &Program) -> ItemsCount {

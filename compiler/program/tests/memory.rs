@@ -6,7 +6,7 @@ use pipec_program::memory::{ArenaUse, memory};
 use pipec_program::*;
 use programs::*;
 
-fn uses(program: &Program) -> Vec<ArenaUse> {
+fn uses(program: &Verified) -> Vec<ArenaUse> {
     memory(program, &simulate(program, &Costs::roofline(program)))
 }
 
@@ -18,7 +18,7 @@ fn activations_at_the_peak_are_the_units_in_flight() {
         ("gpipe", gpipe(4, 8), [8, 8, 8, 8]),
         ("fewer micro-batches than stages", one_f_one_b(4, 2), [2, 2, 2, 1]),
     ] {
-        for (arena, units) in uses(&build(&pipeline)).iter().zip(in_flight) {
+        for (arena, units) in uses(&verified(&pipeline)).iter().zip(in_flight) {
             let live = arena.peak.live.get(Category::Activations);
             assert_eq!(live, Bytes(units * pipeline.activations), "{name} {}", arena.device);
         }
@@ -28,7 +28,7 @@ fn activations_at_the_peak_are_the_units_in_flight() {
 #[test]
 fn state_and_data_live_for_the_whole_step() {
     let pipeline = one_f_one_b(2, 3);
-    for arena in uses(&build(&pipeline)) {
+    for arena in uses(&verified(&pipeline)) {
         for sample in &arena.curve {
             assert_eq!(sample.live.get(Category::Weights), Bytes(pipeline.weights));
             assert_eq!(sample.live.get(Category::Optimizer), Bytes(2 * pipeline.weights));
@@ -42,7 +42,7 @@ fn state_and_data_live_for_the_whole_step() {
 
 #[test]
 fn the_peak_names_its_instruction() {
-    let program = build(&one_f_one_b(2, 3));
+    let program = verified(&one_f_one_b(2, 3));
     let arenas = uses(&program);
     let (queue, position) = arenas[0].peak.instruction.unwrap();
     let name = simulate::instruction_name(&program.queues[queue].instructions[position as usize]);
@@ -54,7 +54,7 @@ fn the_peak_names_its_instruction() {
 #[test]
 fn live_bytes_are_a_lower_bound_of_the_arena() {
     for pipeline in [one_f_one_b(4, 8), gpipe(3, 5), zero_bubble(4, 6), interleaved(), recompute()] {
-        for arena in uses(&build(&pipeline)) {
+        for arena in uses(&verified(&pipeline)) {
             assert!(arena.peak.live.total() <= arena.size);
             assert_eq!(arena.loss() + arena.peak.live.total(), arena.size);
             assert_eq!(
@@ -90,8 +90,15 @@ fn by_hand(category: Category, accesses: &[(Access, u64, u64)]) -> ArenaUse {
         let work = Work::Step(StepWork::Norm);
         instructions.push(Instruction::Run { function, views: [view].into(), scalars: [].into(), work });
     }
-    program.queues.push(Queue { device: DeviceId(0), kind: QueueKind::HostCompute, instructions });
-    let mut arenas = uses(&program);
+    let queue =
+        program.queues.push(Queue { device: DeviceId(0), kind: QueueKind::HostCompute, instructions });
+    // Every access takes ten nanoseconds.
+    let events = (0..accesses.len() as u32).map(|position| {
+        let start = Nanos(10 * u64::from(position));
+        Event { queue, position, start, end: start + Nanos(10) }
+    });
+    let timeline = Timeline::measured(&program, events.collect()).unwrap();
+    let mut arenas = memory(&program, &timeline);
     assert_eq!(arenas.len(), 2);
     arenas.remove(1)
 }

@@ -7,7 +7,7 @@ use pipec_program::*;
 use programs::*;
 use proptest::prelude::*;
 
-fn timeline(program: &Program) -> Timeline {
+fn timeline(program: &Verified) -> Timeline {
     simulate(program, &Costs::roofline(program))
 }
 
@@ -22,16 +22,23 @@ fn gpipe_and_one_f_one_b_meet_their_closed_form() {
                 ("gpipe", gpipe(devices, micro_batches)),
                 ("one_f_one_b", one_f_one_b(devices, micro_batches)),
             ] {
-                let makespan = timeline(&build(&pipeline.without_parameters())).makespan();
+                let makespan = timeline(&verified(&pipeline.without_parameters())).makespan();
                 assert_eq!(makespan, Nanos(expected), "{name} {devices} {micro_batches}");
             }
         }
     }
 }
 
+/// The same in units: one for F, two for BW, whatever the program says of rates, links and state.
+#[test]
+fn unit_costs_leave_nothing_but_passes() {
+    let program = verified(&Pipeline { link: Some((1, 100)), update: 9, ..one_f_one_b(4, 8) });
+    assert_eq!(simulate(&program, &Costs::unit(&program)).makespan(), Nanos((8 + 4 - 1) * 3));
+}
+
 #[test]
 fn the_bubble_of_one_f_one_b_is_p_minus_1_over_m_plus_p_minus_1() {
-    let program = build(&one_f_one_b(4, 8).without_parameters());
+    let program = verified(&one_f_one_b(4, 8).without_parameters());
     let uses = device_use(&program, &timeline(&program));
     assert!((bubble(&uses) - 3.0 / 11.0).abs() < 1e-12);
     for each in uses.values() {
@@ -43,8 +50,8 @@ fn the_bubble_of_one_f_one_b_is_p_minus_1_over_m_plus_p_minus_1() {
 /// Splitting the backward pass and delaying weight gradients beats 1F1B (Qi et al. 2024).
 #[test]
 fn weight_gradients_fill_the_bubble() {
-    let whole = timeline(&build(&one_f_one_b(4, 8).without_parameters())).makespan();
-    let split = timeline(&build(&zero_bubble(4, 8).without_parameters())).makespan();
+    let whole = timeline(&verified(&one_f_one_b(4, 8).without_parameters())).makespan();
+    let split = timeline(&verified(&zero_bubble(4, 8).without_parameters())).makespan();
     assert!(split < whole, "{split} against {whole}");
 }
 
@@ -52,7 +59,7 @@ fn weight_gradients_fill_the_bubble() {
 fn a_message_takes_latency_and_size_over_bandwidth() {
     // Two devices, one micro-batch: F, message, F BW, message, BW. 256 bytes at 1 GB/s take 256 ns.
     let program =
-        build(&Pipeline { link: Some((1_000_000_000, 7)), ..one_f_one_b(2, 1).without_parameters() });
+        verified(&Pipeline { link: Some((1_000_000_000, 7)), ..one_f_one_b(2, 1).without_parameters() });
     let timeline = timeline(&program);
     assert_eq!(timeline.makespan(), Nanos(10 + 263 + 10 + 20 + 263 + 20));
     let links = link_use(&program, &timeline);
@@ -70,6 +77,7 @@ fn a_link_carries_one_message_at_a_time() {
     for (_, channel) in program.channels.iter_mut() {
         channel.route = vec![wire];
     }
+    let program = prove(program);
     let timeline = timeline(&program);
     let mut sends: Vec<_> = timeline
         .events()
@@ -85,7 +93,7 @@ fn a_link_carries_one_message_at_a_time() {
 
 #[test]
 fn the_critical_path_divides_the_makespan() {
-    let program = build(&Pipeline { link: Some((1_000_000_000, 7)), update: 5, ..one_f_one_b(2, 1) });
+    let program = verified(&Pipeline { link: Some((1_000_000_000, 7)), update: 5, ..one_f_one_b(2, 1) });
     let timeline = timeline(&program);
     let path = critical_path(&program, &timeline);
     let times: Vec<_> = path.times.iter().map(|(activity, time)| (*activity, time.0)).collect();
@@ -112,6 +120,7 @@ fn a_rendezvous_holds_the_sender_and_a_place_lets_it_go() {
         let name = "forward_g1";
         let (slow, _) = program.functions.iter().find(|(_, function)| function.name == name).unwrap();
         program.functions[slow].body = Body::Abstract { flops: Flops(100), traffic: Bytes::ZERO };
+        let program = prove(program);
         let timeline = timeline(&program);
         timeline.queue(QueueId(0)).iter().map(|event| (event.name(&program), event.end.0)).collect::<Vec<_>>()
     };
@@ -124,74 +133,85 @@ fn a_rendezvous_holds_the_sender_and_a_place_lets_it_go() {
 
 #[test]
 fn reductions_meet_and_take_a_ring() {
+    // The weights of both stages are tied: one parameter with a copy on each device.
     let mut program = build(&one_f_one_b(2, 1));
-    let group = program.groups.push(Group {
-        members: vec![DeviceId(0), DeviceId(1)],
-        ty: TensorType::new(DType::F32, &[128]),
-        route: Vec::new(),
-    });
     let link =
         |name: &str| Link { name: name.into(), bandwidth: BytesPerSecond(1_000_000_000), latency: Nanos(3) };
     let route = vec![program.links.push(link("there")), program.links.push(link("back"))];
-    program.groups[group].route = route;
+    let members = vec![DeviceId(0), DeviceId(1)];
+    let group = program.groups.push(Group { members, ty: TensorType::new(DType::F32, &[128]), route });
+    let copies = program.parameters.values().flat_map(|each| each.copies.clone()).collect();
+    program.parameters = vec![Parameter { copies, ..program.parameters[ParameterId(0)].clone() }].into();
+    // Each device gets a collective queue after its own, and its update, which comes last, waits for it.
+    let mut queues = IdVec::new();
     for device in [DeviceId(0), DeviceId(1)] {
-        let (compute, length) = program
-            .queues
-            .iter()
-            .find(|(_, queue)| queue.device == device && queue.kind == QueueKind::Compute)
-            .map(|(id, queue)| (id, queue.instructions.len() as u32))
-            .unwrap();
-        let gradient = program.parameters[ParameterId(device.0)].copies[0].gradient;
-        program.queues.push(Queue {
-            device,
-            kind: QueueKind::Collective,
-            instructions: vec![
-                Instruction::Wait { queue: compute, position: length },
-                Instruction::Reduce { group, view: gradient, work: Work::Step(StepWork::Tie) },
-            ],
-        });
+        let compute = QueueId(queues.len() as u32);
+        let own = program.queues.values().filter(|queue| queue.device == device).cloned().collect::<Vec<_>>();
+        let collective = QueueId(compute.0 + own.len() as u32);
+        for mut queue in own {
+            for instruction in &mut queue.instructions {
+                if let Instruction::Wait { queue, .. } = instruction {
+                    queue.0 += device.0;
+                }
+            }
+            if queue.kind == QueueKind::Compute {
+                let update = queue.instructions.len() - 1;
+                queue.instructions.insert(update, Instruction::Wait { queue: collective, position: 2 });
+            }
+            queues.push(queue);
+        }
+        let before_update = queues[compute].instructions.len() as u32 - 2;
+        let view = program.parameters[ParameterId(0)].copies[device.0 as usize].gradient;
+        let instructions = vec![
+            Instruction::Wait { queue: compute, position: before_update },
+            Instruction::Reduce { group, view, work: Work::Step(StepWork::Tie) },
+        ];
+        queues.push(Queue { device, kind: QueueKind::Collective, instructions });
     }
-    // Fill and passes end at 61; two rounds of 256 bytes and 3 ns.
+    program.queues = queues;
+    let program = prove(program);
+    // Fill and passes end at 61; two rounds of 256 bytes and 3 ns; the update takes nothing.
     assert_eq!(timeline(&program).makespan(), Nanos(61 + 2 * (256 + 3)));
 }
 
 #[test]
 fn copies_take_the_host_link_and_fills_the_memory() {
-    let mut program = build(&one_f_one_b(1, 1));
+    let mut program = build(&one_f_one_b(1, 8));
+    let device = DeviceId(0);
     let link = program.links.push(Link {
         name: "host0->d0".into(),
         bandwidth: BytesPerSecond(500_000_000),
         latency: Nanos(9),
     });
-    program.devices[DeviceId(0)].upload = vec![link];
-    program.devices[DeviceId(0)].bandwidth = BytesPerSecond(4_000_000_000);
-    let host = program.buffers.push(Buffer {
-        name: "host".into(),
-        device: DeviceId(0),
-        space: Space::Host,
-        offset: Bytes::ZERO,
-        bytes: Bytes(512),
-        category: Category::Activations,
-    });
-    let from = View { buffer: host, offset: Bytes::ZERO, bytes: Bytes(512) };
-    let to = program.parameters[ParameterId(0)].copies[0].weight;
-    let up = program.queues.push(Queue {
-        device: DeviceId(0),
-        kind: QueueKind::HostToDevice,
-        instructions: vec![Instruction::Copy { from, to }, Instruction::Copy { from: to, to: from }],
-    });
+    program.devices[device].upload = vec![link];
+    program.devices[device].bandwidth = BytesPerSecond(4_000_000_000);
+    let mut buffer = |name: &str, space, offset| {
+        let (offset, bytes, category) = (Bytes(offset), Bytes(512), Category::Activations);
+        let buffer =
+            program.buffers.push(Buffer { name: name.into(), device, space, offset, bytes, category });
+        View { buffer, offset: Bytes::ZERO, bytes }
+    };
+    let (host, back) = (buffer("host", Space::Host, 0), buffer("back", Space::Device, 1 << 20));
+    let tokens = program.feeds[0].view;
+    let down = Instruction::Copy { from: tokens, to: host };
+    let down = program.queues.push(Queue { device, kind: QueueKind::DeviceToHost, instructions: vec![down] });
+    let up = vec![Instruction::Wait { queue: down, position: 1 }, Instruction::Copy { from: host, to: back }];
+    let up = program.queues.push(Queue { device, kind: QueueKind::HostToDevice, instructions: up });
+    let program = prove(program);
     let timeline = timeline(&program);
-    let times: Vec<_> = timeline.queue(up).iter().map(|event| (event.start.0, event.end.0)).collect();
-    // The way back has no route: it reads and writes at the bandwidth of the device.
-    assert_eq!(times, [(0, 9 + 1024), (1033, 1033 + 256)]);
+    let times =
+        |queue| timeline.queue(queue).iter().map(|event| (event.start.0, event.end.0)).collect::<Vec<_>>();
+    // The way down has no route: it reads and writes at the bandwidth of the device.
+    assert_eq!(times(down), [(0, 256)]);
+    assert_eq!(times(up), [(256, 256 + 9 + 1024)]);
     assert_eq!(timeline.queue(QueueId(0))[0].duration(), Nanos(128));
     assert_eq!(link_use(&program, &timeline)[link].transfers, 1);
 }
 
 #[test]
 fn a_device_starts_its_next_step_when_it_is_through() {
-    let program = build(&one_f_one_b(4, 8).without_parameters());
-    let ends = |program: &Program, steps| step_ends(program, &Costs::roofline(program), steps);
+    let program = verified(&one_f_one_b(4, 8).without_parameters());
+    let ends = |program: &Verified, steps| step_ends(program, &Costs::roofline(program), steps);
     // The first device is the first to start and the last to finish: nothing to gain.
     assert_eq!(ends(&program, 4), [330, 660, 990, 1320].map(Nanos));
     assert!(ends(&program, 0).is_empty());
@@ -200,13 +220,14 @@ fn a_device_starts_its_next_step_when_it_is_through() {
     let update =
         program.functions.iter().find(|(_, function)| function.name == "update_g1").map(|(id, _)| id);
     program.functions[update.unwrap()].body = Body::Abstract { flops: Flops(1000), traffic: Bytes::ZERO };
+    let program = prove(program);
     let busy = 1 + 2 * 30 + 1000;
     assert_eq!(ends(&program, 3), [busy + 10, 2 * busy + 10, 3 * busy + 10].map(Nanos));
 }
 
 #[test]
 fn messages_pair_sends_with_receives() {
-    let program = build(&one_f_one_b(3, 4));
+    let program = verified(&one_f_one_b(3, 4));
     let found = messages(&program);
     assert_eq!(found.len(), 2 * 2 * 4);
     for message in found {
@@ -222,7 +243,7 @@ fn messages_pair_sends_with_receives() {
 
 #[test]
 fn measured_events_must_be_a_timeline() {
-    let program = build(&one_f_one_b(2, 2));
+    let program = verified(&one_f_one_b(2, 2));
     let simulated = timeline(&program);
     let mut events = simulated.events().to_vec();
     events.reverse();
@@ -245,7 +266,7 @@ fn measured_events_must_be_a_timeline() {
 #[test]
 fn a_profile_must_belong_to_the_functions() {
     use pipec_program::cost::{DeviceProfile, FunctionProfile};
-    let program = build(&one_f_one_b(2, 2));
+    let program = verified(&one_f_one_b(2, 2));
     let measured = |time| FunctionProfile { time: Nanos(time), flops: Flops(10), traffic: Bytes::ZERO };
     let mut device = DeviceProfile {
         functions: [("forward_g0".to_owned(), measured(100)), ("backward_full_g0".to_owned(), measured(1))]
@@ -367,7 +388,7 @@ fn longest_chain(program: &Program, costs: &Costs) -> Nanos {
 proptest! {
     #[test]
     fn the_makespan_covers_the_work_and_the_longest_chain(pipeline in pipelines()) {
-        let program = build(&pipeline);
+        let program = verified(&pipeline);
         let costs = Costs::roofline(&program);
         let timeline = simulate(&program, &costs);
         for each in device_use(&program, &timeline).values() {
@@ -387,8 +408,8 @@ proptest! {
     fn doubling_all_costs_doubles_the_makespan(pipeline in pipelines()) {
         // Without parameters, since a fill of a few bytes rounds up to a whole nanosecond in both.
         let pipeline = pipeline.without_parameters();
-        let once = build(&pipeline);
-        let twice = build(&doubled(&pipeline));
+        let once = verified(&pipeline);
+        let twice = verified(&doubled(&pipeline));
         let (once, twice) = (timeline(&once).makespan(), timeline(&twice).makespan());
         prop_assert_eq!(once * 2, twice);
     }
@@ -404,7 +425,7 @@ proptest! {
             moved.placement[old] = new;
             moved.orders[new as usize] = pipeline.orders[old].clone();
         }
-        let (here, there) = (build(&pipeline), build(&moved));
+        let (here, there) = (verified(&pipeline), verified(&moved));
         let (first, second) = (timeline(&here), timeline(&there));
         prop_assert_eq!(first.makespan(), second.makespan());
         let names = |program: &Program, timeline: &Timeline| {

@@ -3,7 +3,7 @@
 use super::{Cost, Profile, ProfileError, function};
 use crate::function::{Body, Function};
 use crate::id::{ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, LinkId};
-use crate::program::{Device, Instruction, Program};
+use crate::program::{Device, Instruction, Pass, Program, Work};
 use crate::tensor::DType;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
 use std::collections::BTreeSet;
@@ -15,7 +15,8 @@ pub struct Costs {
     columns: Vec<IdVec<FunctionId, Nanos>>,
     functions: IdVec<FunctionId, Cost>,
     overhead: IdVec<DeviceId, Nanos>,
-    memory: IdVec<DeviceId, BytesPerSecond>,
+    /// The rate of fills and copies; none where they are free.
+    memory: IdVec<DeviceId, Option<BytesPerSecond>>,
     messages: IdVec<ChannelId, Nanos>,
     reductions: IdVec<GroupId, Nanos>,
     upload: IdVec<DeviceId, Wire>,
@@ -78,7 +79,7 @@ impl Costs {
             columns,
             functions,
             overhead: program.devices.values().map(|_| Nanos::ZERO).collect(),
-            memory: program.devices.values().map(|device| device.bandwidth).collect(),
+            memory: program.devices.values().map(|device| Some(device.bandwidth)).collect(),
             messages: program
                 .channels
                 .values()
@@ -127,7 +128,7 @@ impl Costs {
             });
             costs.column[id] = column;
             costs.overhead[id] = measured.overhead;
-            costs.memory[id] = measured.memory_bandwidth;
+            costs.memory[id] = Some(measured.memory_bandwidth);
             for &function in &called[id.index()] {
                 let name = &program.functions[function].name;
                 let cost = costs.functions[function];
@@ -166,6 +167,28 @@ impl Costs {
         if error.is_empty() { Ok(costs) } else { Err(error) }
     }
 
+    /// One unit (a nanosecond) for a pass, two for both backward passes in one, nothing for all else: the costs behind the
+    /// pictures of papers.
+    pub fn unit(program: &Program) -> Self {
+        let mut costs = Self::roofline(program);
+        let mut times: IdVec<FunctionId, Nanos> = program.functions.values().map(|_| Nanos::ZERO).collect();
+        for instruction in program.queues.values().flat_map(|queue| &queue.instructions) {
+            if let Instruction::Run { function, work: Work::Pass(pass, _), .. } = instruction {
+                times[*function] = match pass {
+                    Pass::F | Pass::B | Pass::W | Pass::R => Nanos(1),
+                    Pass::BW => Nanos(2),
+                };
+            }
+        }
+        costs.columns.fill(times);
+        let free = Wire { latency: Nanos::ZERO, bandwidth: None };
+        costs.messages.iter_mut().for_each(|(_, time)| *time = Nanos::ZERO);
+        costs.reductions.iter_mut().for_each(|(_, time)| *time = Nanos::ZERO);
+        costs.memory.iter_mut().for_each(|(_, rate)| *rate = None);
+        costs.upload.iter_mut().chain(costs.download.iter_mut()).for_each(|(_, wire)| *wire = free);
+        costs
+    }
+
     /// The same times with an overhead for every instruction but waits.
     pub fn with_overhead(mut self, overhead: Nanos) -> Self {
         for (_, each) in self.overhead.iter_mut() {
@@ -191,12 +214,12 @@ impl Costs {
 
     /// The time of a fill, without overhead.
     pub fn fill(&self, device: DeviceId, bytes: Bytes) -> Nanos {
-        bytes.at(self.memory[device])
+        self.memory[device].map(|rate| bytes.at(rate)).unwrap_or_default()
     }
 
     /// The time of a copy inside an arena of a device, without overhead.
     pub fn copy(&self, device: DeviceId, bytes: Bytes) -> Nanos {
-        (bytes * 2).at(self.memory[device])
+        self.memory[device].map(|rate| (bytes * 2).at(rate)).unwrap_or_default()
     }
 
     /// The time of a copy from the host arena to the device arena, without overhead.

@@ -74,7 +74,7 @@ pub fn critical_path(program: &Program, timeline: &Timeline) -> CriticalPath {
     while let Some(event) = current {
         path.events.push(event);
         let instruction = &program.queues[event.queue].instructions[event.position as usize];
-        if let Some(activity) = Activity::of(instruction) {
+        if let Some(activity) = Activity::of(instruction).filter(|_| now > event.start) {
             *path.times.entry(activity).or_default() += now - event.start;
         }
         now = event.start;

@@ -27,16 +27,16 @@ pub use messages::{Message, messages};
 pub use timeline::{Event, Timeline, TimelineError, instruction_name};
 
 use crate::cost::Costs;
-use crate::program::Program;
 use crate::units::Nanos;
+use crate::verify::Verified;
 
 /// The timeline of one step that starts on all devices at zero.
-pub fn simulate(program: &Program, costs: &Costs) -> Timeline {
+pub fn simulate(program: &Verified, costs: &Costs) -> Timeline {
     engine::run(program, costs, 1).0
 }
 
 /// When each of some successive steps ends on the last device, from a start at zero. A device starts its next step as
 /// soon as it has finished the present one, so that from the second step on a step may take less than the first.
-pub fn step_ends(program: &Program, costs: &Costs, steps: u32) -> Vec<Nanos> {
+pub fn step_ends(program: &Verified, costs: &Costs, steps: u32) -> Vec<Nanos> {
     engine::run(program, costs, steps).1
 }

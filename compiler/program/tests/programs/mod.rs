@@ -130,6 +130,16 @@ pub(crate) fn recompute() -> Pipeline {
 
 const SLOTS: u32 = 2;
 
+/// Builds the program of a pipeline and proves it.
+pub(crate) fn verified(pipeline: &Pipeline) -> Verified {
+    prove(build(pipeline))
+}
+
+/// Proves a program.
+pub(crate) fn prove(program: Program) -> Verified {
+    verify(program).unwrap_or_else(|violations| panic!("{violations}"))
+}
+
 /// Builds the program of a pipeline.
 pub(crate) fn build(pipeline: &Pipeline) -> Program {
     Builder::new(pipeline).build()
@@ -200,7 +210,7 @@ impl<'a> Builder<'a> {
             program.devices.push(Device {
                 name: "unit".into(),
                 memory: Bytes(1 << 40),
-                host_memory: Bytes::ZERO,
+                host_memory: Bytes(1 << 40),
                 bandwidth: BytesPerSecond(1 << 50),
                 upload: Vec::new(),
                 download: Vec::new(),
