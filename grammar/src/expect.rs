@@ -108,8 +108,18 @@ fn missing_value(context: &Context<'_>) -> Option<Told> {
         | Kind::DoubleColon
         | Kind::Foreign => false,
     };
-    let names =
-        matches!(context.kind(0)?, Kind::Assign | Kind::Colon) && taken.kind == Kind::Word && taken.first;
+    let names = match context.kind(0)? {
+        Kind::Assign | Kind::Colon => true,
+        Kind::Word | Kind::Number => context.written(-1) == "repeat",
+        Kind::Text
+        | Kind::Open(_)
+        | Kind::Close(_)
+        | Kind::Comma
+        | Kind::DoubleColon
+        | Kind::Operator
+        | Kind::Foreign => false,
+    };
+    let names = names && taken.kind == Kind::Word && taken.first;
     if !wants || !names {
         return None;
     }
@@ -274,6 +284,13 @@ fn known_mistake(context: &Context<'_>, rules: &[Rule]) -> Option<String> {
         }
         Some(Kind::Word | Kind::Number) if has(Rule::times) => {
             Some(format!("so many of a kind are written `{before} * 8 {{ ... }}`"))
+        }
+        Some(Kind::Open(Bracket::Brace))
+            if has(Rule::kind)
+                && context.kind(-1) == Some(Kind::Number)
+                && context.kind(-2) == Some(Kind::Colon) =>
+        {
+            Some(format!("so many of a kind are written `{} * {before} {{ ... }}`", context.written(-3)))
         }
         Some(Kind::Open(Bracket::Brace))
             if context.kind(-1) == Some(Kind::Assign) && context.block.is_none() =>

@@ -9,9 +9,11 @@ pub mod ast;
 mod build;
 pub mod diagnostic;
 mod expect;
+mod format;
 mod nest;
 mod parse;
 mod recover;
 mod scan;
 
+pub use format::format;
 pub use parse::{MAX_DIAGNOSTICS, MAX_SIZE, Parsed, parse, parse_bytes};

@@ -1,6 +1,6 @@
 //! The brackets and declarations of a token list, also of a wrong one.
 //!
-//! Every bracket gets its partner, every token its declaration. Where brackets do not match, the
+//! Only for files that do not parse: every bracket gets its partner, every token its declaration. Where brackets do not match, the
 //! question is which one to blame: a line that starts a new statement ends round and square brackets
 //! that were left open, a line that starts a new declaration ends everything, and a `}` whose
 //! indentation belongs to an outer block hints that an inner one was left open.
@@ -9,6 +9,7 @@ use std::ops::Range;
 
 use crate::ast::{MAX_NESTING, Span};
 use crate::diagnostic::{Code, Diagnostic, SourceId};
+use crate::parse::MAX_DIAGNOSTICS;
 use crate::scan::{Bracket, Fault, Kind, Patch, Token};
 
 /// The words that start a declaration.
@@ -20,6 +21,8 @@ pub(crate) struct Chunk {
     pub(crate) tokens: Range<usize>,
     /// Whether it starts as a declaration does.
     pub(crate) declares: bool,
+    /// What is wrong with its brackets, as far as one can tell without parsing it.
+    pub(crate) faults: Vec<Fault>,
 }
 
 #[derive(Debug, Default)]
@@ -28,7 +31,28 @@ pub(crate) struct Nest {
     /// index where its declaration ends, a bracket that is never closed the last index inside it.
     pub(crate) partner: Vec<Option<usize>>,
     pub(crate) chunks: Vec<Chunk>,
-    pub(crate) faults: Vec<Fault>,
+}
+
+/// The deepest nesting of brackets, matching or not: what the parser's stack must bear.
+pub(crate) fn depth<'t>(tokens: impl Iterator<Item = &'t Token>) -> usize {
+    let (mut depth, mut deepest) = (0usize, 0usize);
+    for token in tokens {
+        match token.kind {
+            Kind::Open(_) => depth += 1,
+            Kind::Close(_) => depth = depth.saturating_sub(1),
+            Kind::Word
+            | Kind::Number
+            | Kind::Text
+            | Kind::Comma
+            | Kind::Colon
+            | Kind::DoubleColon
+            | Kind::Assign
+            | Kind::Operator
+            | Kind::Foreign => {}
+        }
+        deepest = deepest.max(depth);
+    }
+    deepest
 }
 
 /// Matches all brackets.
@@ -38,8 +62,11 @@ pub(crate) fn nest(source: SourceId, text: &str, tokens: &[Token]) -> Nest {
         text,
         tokens,
         frames: Vec::new(),
+        beyond: 0,
+        indentation: 0,
         suspect: None,
         told_depth: false,
+        count: 0,
         complete: true,
         nest: Nest { partner: vec![None; tokens.len()], ..Nest::default() },
     };
@@ -53,22 +80,43 @@ pub(crate) fn nest(source: SourceId, text: &str, tokens: &[Token]) -> Nest {
 struct Frame {
     bracket: Bracket,
     token: usize,
+    /// Of the line it stands on.
+    indentation: usize,
 }
+
+/// Brackets beyond this depth are not matched; the file is refused long before.
+const MAX_FRAMES: usize = 4 * MAX_NESTING;
 
 struct Nester<'a> {
     source: SourceId,
     text: &'a str,
     tokens: &'a [Token],
     frames: Vec<Frame>,
+    /// How many brackets are open beyond [`MAX_FRAMES`].
+    beyond: usize,
+    /// Of the current line.
+    indentation: usize,
     /// An opening brace whose closing one is indented like that of an outer block.
     suspect: Option<usize>,
     told_depth: bool,
+    /// How many faults there are.
+    count: usize,
     /// Whether the current declaration has had its block.
     complete: bool,
     nest: Nest,
 }
 
 impl Nester<'_> {
+    fn fault(&mut self, fault: Fault) {
+        // Later ones would not be told of anyway.
+        if self.count < MAX_DIAGNOSTICS
+            && let Some(chunk) = self.nest.chunks.last_mut()
+        {
+            self.count += 1;
+            chunk.faults.push(fault);
+        }
+    }
+
     fn word(&self, index: usize) -> &str {
         match self.tokens.get(index) {
             Some(token) if token.kind == Kind::Word => &self.text[token.span.range()],
@@ -131,9 +179,13 @@ impl Nester<'_> {
     }
 
     fn step(&mut self, index: usize) {
+        if self.tokens[index].first {
+            let before = &self.text[..self.span(index).start];
+            self.indentation = before.len() - before.trim_end_matches([' ', '\t', '\r']).len();
+        }
         if let Some(declares) = self.starts_chunk(index) {
             self.close_declaration(index);
-            self.nest.chunks.push(Chunk { tokens: index..index, declares });
+            self.nest.chunks.push(Chunk { tokens: index..index, declares, faults: Vec::new() });
             self.complete = false;
         }
         if let Some(chunk) = self.nest.chunks.last_mut() {
@@ -163,35 +215,40 @@ impl Nester<'_> {
         let Some(frame) = self.frames.last().filter(|frame| frame.bracket != Bracket::Brace) else {
             return false;
         };
-        let opener = frame.token;
+        let opener = frame.indentation;
         let next = self.kind(index + 1);
-        let repeats = self.word(index) == "repeat" && matches!(next, Some(Kind::Word | Kind::Number));
+        let repeats = self.word(index) == "repeat"
+            && matches!(next, Some(Kind::Word | Kind::Number | Kind::Open(Bracket::Brace)));
         let starts = self.tokens[index].first
             && self.kind(index) == Some(Kind::Word)
             && (repeats || matches!(next, Some(Kind::Assign | Kind::Colon)));
         let continues = index.checked_sub(1).and_then(|before| self.kind(before)).is_none_or(|before| {
             matches!(before, Kind::Comma | Kind::Open(_) | Kind::Operator | Kind::Colon | Kind::Assign)
         });
-        starts && (!continues || self.indentation(index) <= self.indentation(opener))
+        starts && (!continues || self.indentation <= opener)
     }
 
     /// Whether the body of a declaration starts while its parameters are still open.
     fn body_in_brackets(&self, index: usize) -> bool {
-        !self.frames.is_empty()
-            && self.frames.iter().all(|frame| frame.bracket != Bracket::Brace)
-            && self.kind(index) == Some(Kind::Open(Bracket::Brace))
+        self.kind(index) == Some(Kind::Open(Bracket::Brace))
             && self.tokens.get(index + 1).is_some_and(|token| token.first)
+            && !self.frames.is_empty()
+            && self.frames.iter().all(|frame| frame.bracket != Bracket::Brace)
     }
 
     fn open(&mut self, index: usize, bracket: Bracket) {
-        self.frames.push(Frame { bracket, token: index });
+        if self.frames.len() >= MAX_FRAMES {
+            self.beyond += 1;
+            return;
+        }
+        self.frames.push(Frame { bracket, token: index, indentation: self.indentation });
         if self.frames.len() == MAX_NESTING + 1 && !self.told_depth {
             self.told_depth = true;
             let message = format!("brackets are nested more than {MAX_NESTING} deep");
             let diagnostic = Diagnostic::error(self.source, Code::TooDeep, message)
                 .at(self.span(index), "too deep here")
                 .help("bind inner values to names of their own");
-            self.nest.faults.push(Fault { diagnostic: Some(diagnostic), patch: Patch::None });
+            self.fault(Fault { diagnostic: Some(diagnostic), patch: Patch::None });
         }
     }
 
@@ -206,12 +263,16 @@ impl Nester<'_> {
                 Bracket::Brace => Patch::Blank(Span::new(from.end, to.start)),
                 Bracket::Paren | Bracket::Square => Patch::Number(Span::new(from.start, to.end)),
             };
-            self.nest.faults.push(Fault { diagnostic: None, patch });
+            self.fault(Fault { diagnostic: None, patch });
         }
         Some(frame)
     }
 
     fn close(&mut self, index: usize, bracket: Bracket) {
+        if self.beyond > 0 {
+            self.beyond -= 1;
+            return;
+        }
         let brace = self.frames.iter().rposition(|frame| frame.bracket == Bracket::Brace);
         let floor = match bracket {
             Bracket::Brace => 0,
@@ -244,9 +305,7 @@ impl Nester<'_> {
         let diagnostic = Diagnostic::error(self.source, Code::StrayBracket, message)
             .at(self.span(index), format!("expected `{close}`"))
             .with(self.span(frame.token), "opened here");
-        self.nest
-            .faults
-            .push(Fault { diagnostic: Some(diagnostic), patch: Patch::Drop(self.span(index).start) });
+        self.fault(Fault { diagnostic: Some(diagnostic), patch: Patch::Drop(self.span(index).start) });
     }
 
     fn stray(&mut self, index: usize, bracket: Bracket) {
@@ -261,13 +320,7 @@ impl Nester<'_> {
         let diagnostic = Diagnostic::error(self.source, Code::StrayBracket, message)
             .at(span, format!("there is no open `{}`", bracket.open()))
             .help("delete it, or open its bracket where it should start");
-        self.nest.faults.push(Fault { diagnostic: Some(diagnostic), patch: Patch::Blank(span) });
-    }
-
-    fn indentation(&self, index: usize) -> usize {
-        let start = self.span(index).start;
-        let line = self.text[..start].rfind('\n').map_or(0, |end| end + 1);
-        self.text[line..start].chars().take_while(|c| c.is_whitespace()).count()
+        self.fault(Fault { diagnostic: Some(diagnostic), patch: Patch::Blank(span) });
     }
 
     fn match_indentation(&mut self, index: usize) {
@@ -276,13 +329,13 @@ impl Nester<'_> {
         if frame.bracket != Bracket::Brace || !token.first || self.suspect.is_some() {
             return;
         }
-        let indentation = self.indentation(index);
+        let indentation = self.indentation;
         let like_outer = self.frames[..self.frames.len() - 1]
             .iter()
             .rev()
             .find(|outer| outer.bracket == Bracket::Brace)
-            .is_some_and(|outer| self.indentation(outer.token) == indentation);
-        if like_outer && self.indentation(frame.token) > indentation {
+            .is_some_and(|outer| outer.indentation == indentation);
+        if like_outer && frame.indentation > indentation {
             self.suspect = Some(frame.token);
         }
     }
@@ -317,6 +370,7 @@ impl Nester<'_> {
             self.nest.partner[frame.token] = Some(end);
         }
         self.suspect = None;
+        self.beyond = 0;
         self.told_depth = false;
     }
 
@@ -331,7 +385,7 @@ impl Nester<'_> {
             .iter()
             .any(|token| token.kind == Kind::Foreign && self.text[token.span.range()].starts_with('"'));
         if swallowed {
-            self.nest.faults.push(Fault { diagnostic: None, patch });
+            self.fault(Fault { diagnostic: None, patch });
             return;
         }
         let end = self.span(index.saturating_sub(1)).end;
@@ -348,7 +402,7 @@ impl Nester<'_> {
         if closers.len() <= 8 {
             diagnostic = diagnostic.with(Span::new(end, end), format!("expected `{closers}`"));
         }
-        self.nest.faults.push(Fault { diagnostic: Some(diagnostic), patch });
+        self.fault(Fault { diagnostic: Some(diagnostic), patch });
     }
 
     fn report_unclosed_braces(&mut self, index: usize) {
@@ -371,6 +425,6 @@ impl Nester<'_> {
             diagnostic = diagnostic.with(self.span(index), "but a new declaration starts here");
         }
         let diagnostic = diagnostic.help("add the missing `}`");
-        self.nest.faults.push(Fault { diagnostic: Some(diagnostic), patch: Patch::None });
+        self.fault(Fault { diagnostic: Some(diagnostic), patch: Patch::None });
     }
 }

@@ -3,10 +3,10 @@
 use pest::Parser as _;
 use pest::iterators::Pairs;
 
-use crate::ast::{File, Span};
+use crate::ast::{File, MAX_NESTING, Span};
 use crate::build::Builder;
 use crate::diagnostic::{Code, Diagnostic, SourceId};
-use crate::nest::nest;
+use crate::nest::{depth, nest};
 use crate::recover::recover;
 use crate::scan::scan;
 
@@ -48,17 +48,21 @@ pub fn parse(source: SourceId, text: &str) -> Parsed {
         return Parsed { file: File { source, ..File::default() }, diagnostics: vec![diagnostic] };
     }
     let scan = scan(source, text);
-    let nest = nest(source, text, &scan.tokens);
+    if scan.faults.len() >= MAX_DIAGNOSTICS {
+        let diagnostics = scan.faults.into_iter().filter_map(|fault| fault.diagnostic).collect();
+        return Parsed { file: File { source, ..File::default() }, diagnostics };
+    }
     let mut parsed = None;
     if scan.faults.is_empty()
-        && nest.faults.is_empty()
+        && depth(scan.tokens.iter()) <= MAX_NESTING
         && let Ok(pairs) = parse_rule(Rule::file, text)
     {
         let mut builder = Builder::new(source, text, Span::new(0, text.len()));
         let file = builder.file(pairs);
         parsed = Some(Parsed { file, diagnostics: builder.diagnostics });
     }
-    let mut parsed = parsed.unwrap_or_else(|| recover(source, text, &scan, &nest));
+    let mut parsed =
+        parsed.unwrap_or_else(|| recover(source, text, &scan, &nest(source, text, &scan.tokens)));
     parsed.diagnostics.sort_by_key(|diagnostic| (diagnostic.span(), diagnostic.code));
     parsed.diagnostics.truncate(MAX_DIAGNOSTICS);
     parsed

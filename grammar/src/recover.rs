@@ -13,13 +13,13 @@ use std::ops::Range;
 use pest::error::{ErrorVariant, InputLocation};
 use pest::iterators::Pair;
 
-use crate::ast::{File, Span};
+use crate::ast::{File, MAX_NESTING, Span};
 use crate::build::Builder;
 use crate::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use crate::expect::{Context, expect};
-use crate::nest::{Chunk, DECLARATIONS, Nest};
+use crate::nest::{Chunk, DECLARATIONS, Nest, depth};
 use crate::parse::{Error, MAX_DIAGNOSTICS, Parsed, Rule, parse_rule};
-use crate::scan::{Bracket, Kind, Patch, Scan, Token, shortened};
+use crate::scan::{Bracket, Fault, Kind, Patch, Scan, Token, shortened};
 
 /// How many bytes are parsed again before the faults found so far must do.
 const WORK: usize = 8 << 20;
@@ -51,29 +51,28 @@ struct Place {
 
 /// Finds every fault and keeps what is right.
 pub(crate) fn recover(source: SourceId, text: &str, scan: &Scan, nest: &Nest) -> Parsed {
-    let faults = || scan.faults.iter().chain(&nest.faults);
-    let mut patched = text.as_bytes().to_vec();
-    let mut dropped = Vec::new();
-    for fault in faults() {
-        match fault.patch {
-            Patch::None => {}
-            Patch::Blank(span) => blank(&mut patched, span),
-            Patch::Number(span) => {
-                blank(&mut patched, span);
-                patched[span.start] = b'0';
-            }
-            Patch::LineEnd(at) => patched[at] = b'\n',
-            Patch::Drop(at) => dropped.push(at),
-        }
-    }
-    dropped.sort_unstable();
-    let diagnostics = faults().filter_map(|fault| fault.diagnostic.clone()).collect();
     let tokens = &scan.tokens;
-    let file = File { source, ..File::default() };
-    let mut recovery =
-        Recovery { source, text, tokens, nest, patched, dropped, work: WORK, diagnostics, file };
+    let mut recovery = Recovery {
+        source,
+        text,
+        tokens,
+        nest,
+        patched: text.as_bytes().to_vec(),
+        dropped: Vec::new(),
+        work: WORK,
+        diagnostics: Vec::new(),
+        file: File { source, ..File::default() },
+    };
+    let from_scan = recovery.apply(&scan.faults);
     let mut before: Option<&Chunk> = None;
     for chunk in &nest.chunks {
+        if recovery.diagnostics.len() >= MAX_DIAGNOSTICS {
+            break;
+        }
+        let span = recovery.span(&chunk.tokens);
+        let from = from_scan.partition_point(|at| *at < span.start);
+        let to = from_scan.partition_point(|at| *at < span.end);
+        recovery.dropped = from_scan[from..to].to_vec();
         recovery.chunk(chunk, before);
         before = Some(chunk);
     }
@@ -96,7 +95,7 @@ struct Recovery<'a> {
     nest: &'a Nest,
     /// The text without what the scanner told of.
     patched: Vec<u8>,
-    /// Offsets whose items are to be dropped, ascending.
+    /// Offsets in this chunk whose items are to be dropped, ascending.
     dropped: Vec<usize>,
     work: usize,
     diagnostics: Vec<Diagnostic>,
@@ -115,8 +114,50 @@ impl Recovery<'_> {
         }
     }
 
+    fn span(&self, tokens: &Range<usize>) -> Span {
+        let first = self.tokens.get(tokens.start).map_or(Span::default(), |token| token.span);
+        tokens
+            .end
+            .checked_sub(1)
+            .and_then(|last| self.tokens.get(last))
+            .map_or(first, |last| first.to(last.span))
+    }
+
+    /// Tells of faults and patches the text; gives the offsets whose items are to be dropped.
+    fn apply(&mut self, faults: &[Fault]) -> Vec<usize> {
+        let mut dropped = Vec::new();
+        for fault in faults {
+            self.diagnostics.extend(fault.diagnostic.clone());
+            match fault.patch {
+                Patch::None => {}
+                Patch::Blank(span) => blank(&mut self.patched, span),
+                Patch::Number(span) => {
+                    blank(&mut self.patched, span);
+                    self.patched[span.start] = b'0';
+                }
+                Patch::LineEnd(at) => self.patched[at] = b'\n',
+                Patch::Drop(at) => dropped.push(at),
+            }
+        }
+        dropped.sort_unstable();
+        dropped
+    }
+
     fn chunk(&mut self, chunk: &Chunk, before: Option<&Chunk>) {
         let mut jobs = Vec::new();
+        // What the brackets looked like is a guess, which a declaration that parses proves wrong.
+        if !chunk.faults.is_empty() && chunk.declares && self.dropped.is_empty() {
+            let span = self.span(&chunk.tokens);
+            let text = String::from_utf8_lossy(&self.patched[span.range()]).into_owned();
+            self.work = self.work.saturating_sub(text.len());
+            let job = Job { block: None, tokens: chunk.tokens.clone(), span, text };
+            if self.shallow(&job, MAX_NESTING) && self.build(&job).is_ok() {
+                return;
+            }
+        }
+        let mut dropped = self.apply(&chunk.faults);
+        self.dropped.append(&mut dropped);
+        self.dropped.sort_unstable();
         if chunk.declares {
             jobs.extend(self.job(None, chunk.tokens.clone(), &self.patched, 0));
         } else {
@@ -295,41 +336,64 @@ impl Recovery<'_> {
     }
 
     fn run(&mut self, mut job: Job, jobs: &mut Vec<Job>) {
+        if !self.shallow(&job, MAX_NESTING + 1) {
+            return;
+        }
         let from = self.dropped.partition_point(|at| *at < job.span.start);
         let to = self.dropped.partition_point(|at| *at < job.span.end);
-        for at in self.dropped[from..to].to_vec() {
+        for index in from..to {
+            let at = self.dropped[index];
             let token = self.tokens.partition_point(|token| token.span.end <= at);
             if token < job.tokens.end && self.alive(&job, token) && !self.remove(&mut job, token, jobs) {
                 return;
             }
         }
-        while self.diagnostics.len() < MAX_DIAGNOSTICS {
-            let Some(work) = self.work.checked_sub(job.text.len()) else { return };
-            self.work = work;
-            let rule = match job.block {
-                None => Rule::one_declaration,
-                Some(Block::Statements) => Rule::one_statements,
-                Some(Block::Items) => Rule::one_items,
-                Some(Block::Settings) => Rule::one_settings,
-            };
-            let blame = match parse_rule(rule, &job.text) {
-                Ok(pairs) => {
-                    let mut builder = Builder::new(self.source, self.text, job.span);
-                    for pair in pairs.flat_map(Pair::into_inner) {
-                        match job.block {
-                            None => builder.declaration(pair, &mut self.file),
-                            Some(_) => builder.block(pair),
-                        }
-                    }
-                    self.diagnostics.append(&mut builder.diagnostics);
-                    return;
-                }
-                Err(error) => self.tell(&job, &error),
-            };
+        while self.diagnostics.len() < MAX_DIAGNOSTICS
+            && self.shallow(&job, MAX_NESTING + 1)
+            && self.spend(job.text.len())
+        {
+            let Err(error) = self.build(&job) else { return };
+            let blame = self.tell(&job, &error);
             if !self.alive(&job, blame) || !self.remove(&mut job, blame, jobs) {
                 return;
             }
         }
+    }
+
+    /// Takes so many bytes off the work that is left; whether there was enough.
+    fn spend(&mut self, bytes: usize) -> bool {
+        let left = self.work.checked_sub(bytes);
+        self.work = left.unwrap_or(0);
+        left.is_some()
+    }
+
+    /// Whether the parser's stack can bear a piece. What is too deep has been told of and replaced;
+    /// where more is left than that, nothing else is worth telling.
+    fn shallow(&self, job: &Job, limit: usize) -> bool {
+        let unchanged = |token: &&Token| {
+            let at = token.span.start;
+            job.text.as_bytes().get(at - job.span.start) == self.text.as_bytes().get(at)
+        };
+        depth(self.tokens[job.tokens.clone()].iter().filter(unchanged)) <= limit
+    }
+
+    /// Parses a piece and takes it into the file.
+    fn build(&mut self, job: &Job) -> Result<(), Error> {
+        let rule = match job.block {
+            None => Rule::one_declaration,
+            Some(Block::Statements) => Rule::one_statements,
+            Some(Block::Items) => Rule::one_items,
+            Some(Block::Settings) => Rule::one_settings,
+        };
+        let mut builder = Builder::new(self.source, self.text, job.span);
+        for pair in parse_rule(rule, &job.text)?.flat_map(Pair::into_inner) {
+            match job.block {
+                None => builder.declaration(pair, &mut self.file),
+                Some(_) => builder.block(pair),
+            }
+        }
+        self.diagnostics.append(&mut builder.diagnostics);
+        Ok(())
     }
 
     /// Tells of one failure; gives the token to blame.
@@ -356,10 +420,11 @@ impl Recovery<'_> {
     fn remove(&mut self, job: &mut Job, token: usize, jobs: &mut Vec<Job>) -> bool {
         let place = self.place(job, token);
         let inner = self.inner_jobs(place.block, &place.item, job.text.as_bytes(), job.span.start);
+        if !self.spend(job.text.len()) {
+            return false;
+        }
         for inner in inner {
-            let left = self.work.checked_sub(inner.text.len());
-            self.work = left.unwrap_or(0);
-            if left.is_some() {
+            if self.spend(inner.text.len()) {
                 jobs.push(inner);
             }
         }

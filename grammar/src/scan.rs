@@ -7,6 +7,7 @@
 
 use crate::ast::Span;
 use crate::diagnostic::{Code, Diagnostic, SourceId};
+use crate::parse::MAX_DIAGNOSTICS;
 
 /// The three pairs of brackets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,10 +91,10 @@ pub(crate) struct Scan {
     pub(crate) faults: Vec<Fault>,
 }
 
-/// Scans a whole text.
+/// Scans a text: the whole of it, unless there are more faults than can be told of.
 pub(crate) fn scan(source: SourceId, text: &str) -> Scan {
     let mut scanner = Scanner { source, text, at: 0, first: true, scan: Scan::default() };
-    while scanner.at < text.len() {
+    while scanner.at < text.len() && scanner.scan.faults.len() < MAX_DIAGNOSTICS {
         scanner.step();
     }
     scanner.scan

@@ -1,12 +1,15 @@
 //! What users are told about wrong files: one file per case under `errors/`, one snapshot each.
 
-mod support;
+#[path = "support/render.rs"]
+mod render;
 
 use std::fs;
 use std::path::Path;
 
 use pipe_grammar::diagnostic::SourceId;
 use pipe_grammar::{parse, parse_bytes};
+
+use render::render;
 
 #[test]
 fn every_wrong_file_is_explained() {
@@ -19,7 +22,7 @@ fn every_wrong_file_is_explained() {
         let parsed = parse(SourceId::default(), &text);
         assert!(!parsed.diagnostics.is_empty(), "{} is accepted", path.display());
         let name = path.file_stem().unwrap().to_str().unwrap();
-        insta::assert_snapshot!(name, support::render(&text, &parsed.diagnostics));
+        insta::assert_snapshot!(name, render(&text, &parsed.diagnostics));
     }
 }
 
