@@ -63,13 +63,13 @@ pub(super) fn cluster(
     if reader.report.errors() > errors {
         return None;
     }
+    let written = declaration.items.iter().any(|item| matches!(item, ClusterItem::Part(_)));
     let problem = match nodes.as_slice() {
-        [] => Some(("has no node", "add `node { gpu * 8 { .. }  host { .. } }`")),
+        // Something is wrong with it that has been reported where it was written.
+        [] if written => return None,
+        [] => Some(("has no node", "add `node { gpu * 8 { .. }, host { .. } }`")),
         [_, _, ..] if node_wire.is_none() => {
             Some(("has several nodes and nothing that connects them", "add `link node <-> node { .. }`"))
-        }
-        [_] if node_wire.is_some() && declaration.environment.is_empty() => {
-            Some(("has one node and a link between nodes", "leave the link out"))
         }
         [..] => None,
     };
@@ -177,23 +177,10 @@ impl Reader<'_> {
 
     fn node(&mut self, part: &ast::Part) -> Option<Node> {
         let errors = self.report.errors();
-        let mut devices: Option<(&ast::Part, u64, DeviceKind)> = None;
-        let mut host = None;
-        let mut links = Vec::new();
+        let (mut hosts, mut kinds, mut links) = (Vec::new(), Vec::new(), Vec::new());
         for item in &part.items {
             match item {
-                ClusterItem::Part(inner) if inner.name.text == "host" => {
-                    self.once(host.is_some(), &inner.name, "host");
-                    if let Some(count) = &inner.count {
-                        self.error(
-                            Code::Conflict,
-                            "a node has one host".to_owned(),
-                            count.span,
-                            "leave the number out",
-                        );
-                    }
-                    host = self.host(inner);
-                }
+                ClusterItem::Part(inner) if inner.name.text == "host" => hosts.push(inner),
                 ClusterItem::Part(inner) if inner.name.text == "node" => {
                     self.error(
                         Code::Misplaced,
@@ -202,39 +189,35 @@ impl Reader<'_> {
                         "nodes stand side by side in a cluster",
                     );
                 }
-                ClusterItem::Part(inner) => {
-                    let kind = self.device(inner);
-                    let count = self.parts(inner.count.as_ref());
-                    if let Some((first, _, _)) = &devices {
-                        let error = Diagnostic::error(
-                            self.source,
-                            Code::Unsupported,
-                            "a node with two kinds of device is not available",
-                        )
-                        .at(inner.name.span, "the second kind")
-                        .with(first.name.span, "the first kind")
-                        .help("put the second kind into a node of its own");
-                        self.report.push(error);
-                    } else if let (Some(kind), Some(count)) = (kind, count) {
-                        devices = Some((inner, count, kind));
-                    }
-                }
+                ClusterItem::Part(inner) => kinds.push(inner),
                 ClusterItem::Link(link) => links.push(link),
                 ClusterItem::Setting(setting) => self.no_settings("a node", &setting.key),
             }
         }
-        let clean = self.report.errors() == errors;
+        for second in hosts.iter().skip(1) {
+            self.once(true, &second.name, "host");
+        }
+        if let [first, second, ..] = kinds.as_slice() {
+            let what = "a node with two kinds of device is not available";
+            let error = Diagnostic::error(self.source, Code::Unsupported, what)
+                .at(second.name.span, "the second kind")
+                .with(first.name.span, "the first kind")
+                .help("put the second kind into a node of its own");
+            self.report.push(error);
+        }
         let missing = [
-            (devices.is_none(), "no device", "add `gpu * 8 { memory: .., bandwidth: .., bf16: .. }`"),
-            (host.is_none(), "no host", "add `host { memory: 512 GiB, cores: 64 }`"),
+            (kinds.is_empty(), "no device", "add `gpu * 8 { memory: .., bandwidth: .., bf16: .. }`"),
+            (hosts.is_empty(), "no host", "add `host { memory: 512 GiB, cores: 64 }`"),
         ];
         for (absent, what, help) in missing {
-            if absent && clean {
+            if absent {
                 self.error(Code::MissingKey, format!("a node with {what}"), part.name.span, help);
             }
         }
-        let (kind_part, count, device) = devices?;
-        let (host_memory, host_cores) = host?;
+        let host = hosts.first().and_then(|host| self.host(host));
+        let kind_part = kinds.first()?;
+        let device = self.device(kind_part);
+        let count = self.parts(kind_part.count.as_ref());
         let kind = kind_part.name.text.as_str();
         let (mut host_wire, mut device_wire) = (None, None);
         for link in links {
@@ -260,6 +243,7 @@ impl Reader<'_> {
                 );
             }
         }
+        let (device, count, (host_memory, host_cores)) = (device?, count?, host?);
         if self.report.errors() == errors && count > 1 && host_wire.is_none() && device_wire.is_none() {
             self.error(
                 Code::MissingKey,
@@ -274,6 +258,9 @@ impl Reader<'_> {
     }
 
     fn host(&mut self, part: &ast::Part) -> Option<(Bytes, u32)> {
+        if let Some(count) = &part.count {
+            self.error(Code::Conflict, "a node has one host".to_owned(), count.span, "leave the number out");
+        }
         let values = self.leaf(part);
         let block = Block::new("a host", &values, &["memory", "cores"], &[], self.report);
         let memory = block.require("memory", "512 GiB", self.report);

@@ -54,6 +54,12 @@ impl Constant {
         Constant { origin, kind: Kind::Poison }
     }
 
+    /// The constant as a name at `origin` stands for it: written there, unless it comes from another text, such as an
+    /// argument that a file gives to a declaration of the library. A fault is then where it was written.
+    pub(super) fn named(self, origin: Origin) -> Self {
+        if self.origin.source == origin.source { Constant { origin, ..self } } else { self }
+    }
+
     pub(super) fn number(origin: Origin, value: u64) -> Self {
         Constant { origin, kind: Kind::Number(Number::integer(value.into())) }
     }
@@ -90,7 +96,7 @@ pub(super) fn evaluate(
         }
         ExprKind::Text(text) => Kind::Text(text.value.clone()),
         ExprKind::Path(path) => match path.as_name().and_then(|name| environment.get(&name.text)) {
-            Some(known) => known.kind.clone(),
+            Some(known) => return known.clone().named(origin),
             None => Kind::Word(path.to_string()),
         },
         ExprKind::List(items) | ExprKind::Tuple(items) => Kind::List(items.iter().map(inner).collect()),
@@ -170,7 +176,7 @@ pub(super) fn square_root(
         Kind::Number(number) => {
             report.push(
                 Diagnostic::error(
-                    origin.source,
+                    operand.origin.source,
                     Code::OutOfRange,
                     format!("the square root of {number} is no number"),
                 )
@@ -219,6 +225,8 @@ pub(super) fn combine(
     report: &mut Report,
 ) -> Constant {
     let poison = Constant::poison(origin);
+    // What comes from another text is what to point at.
+    let foreign = [left, right].into_iter().find(|side| side.origin.source != origin.source);
     let operands = (amount(left, environment, report), amount(right, environment, report));
     let (Some((a_dimension, a)), Some((b_dimension, b))) = operands else {
         return poison;
@@ -228,16 +236,15 @@ pub(super) fn combine(
         (Operator::Multiply, a, None) | (Operator::Multiply, None, a) | (Operator::Divide, a, None) => a,
         (Operator::Divide, a, b) if a == b => None,
         (Operator::Add | Operator::Subtract | Operator::Multiply | Operator::Divide, _, _) => {
-            report.push(
-                Diagnostic::error(
-                    origin.source,
-                    Code::WrongUnit,
-                    format!("`{}` does not go with these units", operator.as_str()),
-                )
-                .at(origin.span, "")
-                .with(left.origin.span, left.describe())
-                .with(right.origin.span, right.describe()),
-            );
+            let what = format!("`{}` does not go with these units", operator.as_str());
+            report.push(match foreign {
+                Some(foreign) => Diagnostic::error(foreign.origin.source, Code::WrongUnit, what)
+                    .at(foreign.origin.span, foreign.describe()),
+                None => Diagnostic::error(origin.source, Code::WrongUnit, what)
+                    .at(origin.span, "")
+                    .with(left.origin.span, left.describe())
+                    .with(right.origin.span, right.describe()),
+            });
             return poison;
         }
     };
@@ -249,7 +256,7 @@ pub(super) fn combine(
             Some(quotient) => quotient,
             None => {
                 report.push(
-                    Diagnostic::error(origin.source, Code::OutOfRange, "a division by zero")
+                    Diagnostic::error(right.origin.source, Code::OutOfRange, "a division by zero")
                         .at(right.origin.span, "this is 0"),
                 );
                 return poison;
@@ -257,7 +264,7 @@ pub(super) fn combine(
         },
     };
     let kind = dimension.map_or(Kind::Number(value), |dimension| Kind::Quantity(dimension, value));
-    Constant { origin, kind }
+    Constant { origin: foreign.map_or(origin, |foreign| foreign.origin), kind }
 }
 
 fn amount(
@@ -290,7 +297,8 @@ pub(super) fn unknown_name<'a>(
     let error =
         Diagnostic::error(origin.source, Code::UnknownName, format!("nothing is called `{name}` here"))
             .at(origin.span, "");
-    report.push(match suggest(name, known) {
+    // Any letter is a misspelling of any other; saying so helps nobody.
+    report.push(match suggest(name, known).filter(|_| name.len() > 1) {
         Some(near) => error.help(format!("did you mean `{near}`?")),
         None => error,
     });
@@ -316,6 +324,10 @@ impl Constant {
     pub(super) fn as_number(&self, known: &Environment, report: &mut Report) -> Option<Number> {
         match &self.kind {
             Kind::Number(number) => Some(*number),
+            Kind::Word(word) if matches!(word.as_str(), "true" | "false" | "none" | "auto") => {
+                wrong_kind(self, "a number", report);
+                None
+            }
             Kind::Word(word) => {
                 unknown_name(word, self.origin, known.keys().map(String::as_str), report);
                 None

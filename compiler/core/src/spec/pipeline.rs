@@ -192,14 +192,14 @@ fn schedule(value: &Constant, report: &mut Report) -> Option<Wish> {
     };
     match name {
         "gpipe" | "one_f_one_b" => {
-            let what = if name == "gpipe" { "gpipe" } else { "one_f_one_b" };
+            let what = if name == "gpipe" { "`gpipe`" } else { "`one_f_one_b`" };
             let errors = report.errors();
             Block::new(what, &settings, &[], &[], report);
             let wish = if name == "gpipe" { Wish::GPipe } else { Wish::OneFOneB };
             (report.errors() == errors).then_some(wish)
         }
         "interleaved" => {
-            let block = Block::new("interleaved", &settings, &["virtual", "group"], &[], report);
+            let block = Block::new("`interleaved`", &settings, &["virtual", "group"], &[], report);
             let chunks = block.require("virtual", "2", report).and_then(|value| small(value, 1, report));
             let group = match block.get("group") {
                 Some(value) => small(value, 1, report).map(Some),

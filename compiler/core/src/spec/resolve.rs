@@ -46,7 +46,7 @@ pub fn resolve(sources: &Sources, entry: SourceId, choice: &Choice) -> Result<Re
     let spec = sources.file(entry).and_then(|file| {
         sources.check(entry, &mut report);
         let spec = chosen(sources, file, choice, &mut origins, &mut report);
-        check_all(sources, file, spec.as_ref().map_or(1, |spec| spec.train.seq), &mut report);
+        check_all(sources, file, spec.as_ref().map(|spec| spec.train.seq), &mut report);
         spec
     });
     let clean = report.errors() == 0;
@@ -62,13 +62,13 @@ pub fn check(sources: &Sources, entry: SourceId) -> Vec<Diagnostic> {
     let mut report = Report::default();
     if let Some(file) = sources.file(entry) {
         sources.check(entry, &mut report);
-        check_all(sources, file, 1, &mut report);
+        check_all(sources, file, None, &mut report);
     }
     report.into_sorted()
 }
 
 /// Checks the declarations of a file that need no arguments, and every training run and pipeline.
-fn check_all(sources: &Sources, file: &File, seq: u64, report: &mut Report) {
+fn check_all(sources: &Sources, file: &File, seq: Option<u64>, report: &mut Report) {
     let source = file.source;
     for declaration in &file.trains {
         train(source, declaration, report);
@@ -129,8 +129,7 @@ fn chosen(
     let train = choose_train(sources, file, &values, choice, report)
         .and_then(|(source, declaration)| train(source, declaration, report));
     let cluster = cluster_used.and_then(|used| resolve_cluster(sources, &used, report));
-    // Without a training run the length of a sequence is unknown; a length of one finds most of what is wrong.
-    let seq = train.as_ref().map_or(1, |train: &Resolved| train.train.seq);
+    let seq = train.as_ref().map(|train: &Resolved| train.train.seq);
     let model = model_used.and_then(|used| resolve_model(sources, &used, seq, origins, report));
     let (wished, mut train) = (wished?, train?);
     let (model, cluster) = (model?, cluster?);
@@ -255,7 +254,11 @@ fn choose_train<'a>(
                     format!("there are {} training runs", several.len()),
                 )
                 .at(values.origin.span, "this pipeline does not say which one")
-                .help(format!("name it in the pipeline as `train: ..`: {}", names.join(", "))),
+                .help(if names.len() == several.len() {
+                    format!("name it in the pipeline as `train: ..`: {}", names.join(", "))
+                } else {
+                    "give each a name and write `train: NAME` in the pipeline".to_owned()
+                }),
             );
             None
         }
@@ -301,11 +304,13 @@ fn used(key: &str, values: &Settings, chosen: Option<&str>, report: &mut Report)
 fn resolve_model(
     sources: &Sources,
     used: &Used,
-    seq: u64,
+    seq: Option<u64>,
     origins: &mut Origins,
     report: &mut Report,
 ) -> Option<Model> {
-    let base = Environment::from([("seq".to_owned(), Constant::number(used.origin, seq))]);
+    // Where nothing says how long a sequence is, any length finds what is wrong elsewhere.
+    let length = Constant::number(used.origin, seq.unwrap_or(1));
+    let base = Environment::from([("seq".to_owned(), length)]);
     let (name, specialised) = written_out::<ast::Model>(sources, used, &base, report)?;
     model(&name, &specialised, seq, origins, report)
 }

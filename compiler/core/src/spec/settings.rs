@@ -39,6 +39,7 @@ impl<'a> Block<'a> {
                         .at(origin.span, "");
                 match suggest(key, known.iter().copied()) {
                     Some(near) => error.help(format!("did you mean `{near}`?")),
+                    None if known.is_empty() => error.help("it has no keys"),
                     None => error.help(format!("its keys are {}", known.join(", "))),
                 }
             });
@@ -105,7 +106,9 @@ pub(super) struct Specialised<'a, Item> {
     pub(super) source: SourceId,
     /// What its block holds.
     pub(super) items: &'a [Item],
-    /// Its parameters, and what the caller gave.
+    /// What it can be given.
+    pub(super) parameters: &'a [Parameter],
+    /// A value for each of them.
     pub(super) environment: Environment,
 }
 
@@ -150,7 +153,10 @@ pub(super) fn specialise<'a, D: Declared>(
         }
         let environment = bind(declaration, source, site, &given, base, report);
         let record: &Record = match declaration.body() {
-            Definition::Block(items) => return Some(Specialised { source, items, environment }),
+            Definition::Block(items) => {
+                let parameters = declaration.parameters();
+                return Some(Specialised { source, items, parameters, environment });
+            }
             Definition::Specialised(record) => record,
         };
         given = settings(&record.settings, source, &environment, report);

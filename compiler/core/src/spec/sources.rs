@@ -8,6 +8,7 @@ use super::report::Report;
 use pipe_grammar::ast::{Cluster, File, Model, Path, Text, Train, Use, UseTarget};
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 
 /// A file of the shipped library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +41,8 @@ pub const LIBRARY: &[LibraryFile] = &[
 pub struct Sources {
     files: BTreeMap<SourceId, (String, Indexed)>,
     paths: BTreeMap<String, SourceId>,
-    library: Vec<(&'static str, Indexed)>,
+    /// Parsed when they are first asked for.
+    library: Vec<(&'static LibraryFile, OnceLock<Indexed>)>,
 }
 
 /// A file and where its declarations stand in it, by kind and name; the first of a name counts.
@@ -72,10 +74,7 @@ impl Indexed {
 impl Sources {
     /// The library and no file yet.
     pub fn new() -> Self {
-        let library = LIBRARY
-            .iter()
-            .map(|file| (file.path, Indexed::new(pipe_grammar::parse(file.source, file.text).file)))
-            .collect();
+        let library = LIBRARY.iter().map(|file| (file, OnceLock::new())).collect();
         Sources { files: BTreeMap::new(), paths: BTreeMap::new(), library }
     }
 
@@ -97,11 +96,21 @@ impl Sources {
 
     fn indexed(&self, source: SourceId) -> Option<&Indexed> {
         let own = self.files.get(&source).map(|(_, file)| file);
-        own.or_else(|| self.library.iter().map(|(_, file)| file).find(|file| file.file.source == source))
+        own.or_else(|| self.shipped(|file| file.source == source))
     }
 
     fn library(&self, path: &str) -> Option<&Indexed> {
-        self.library.iter().find(|(name, _)| *name == path).map(|(_, file)| file)
+        self.shipped(|file| file.path == path)
+    }
+
+    fn shipped(&self, wanted: impl Fn(&LibraryFile) -> bool) -> Option<&Indexed> {
+        let (file, parsed) = self.library.iter().find(|(file, _)| wanted(file))?;
+        Some(parsed.get_or_init(|| Indexed::new(pipe_grammar::parse(file.source, file.text).file)))
+    }
+
+    /// Every file of the library with its path.
+    fn whole_library(&self) -> impl Iterator<Item = (&'static str, &Indexed)> {
+        self.library.iter().filter_map(|(file, _)| Some((file.path, self.library(file.path)?)))
     }
 
     /// The file that `use "..."` in `from` means.
@@ -246,7 +255,7 @@ impl Sources {
                 }
             }
         }
-        for (folder, file) in &self.library {
+        for (folder, file) in self.whole_library() {
             known.extend(names(file).into_iter().map(|name| format!("{folder}::{name}")));
         }
         known
@@ -335,8 +344,7 @@ impl Sources {
             return;
         }
         let known: Vec<String> = self
-            .library
-            .iter()
+            .whole_library()
             .flat_map(|(folder, file)| {
                 let names = file.file.models.iter().map(|model| &model.name.text);
                 let names = names.chain(file.file.clusters.iter().map(|cluster| &cluster.name.text));

@@ -119,7 +119,7 @@ fn divides(
             Code::BatchMismatch,
             format!("a global batch of {global} is no multiple of the micro-batch {micro}"),
         )
-        .at(place.span, format!("{global} sequences a step"))
+        .at(place.span, format!("{global} a step"))
         .with(other.span, format!("{micro} a micro-batch"))
         .help(help),
     );
@@ -211,7 +211,7 @@ fn optimizer_of(
     }
     let keys = ["lr", "betas", "eps", "weight_decay"];
     let unavailable = ["amsgrad", "fused", "maximize"];
-    let block = Block::new("adamw", &settings, &keys, &unavailable, report);
+    let block = Block::new("`adamw`", &settings, &keys, &unavailable, report);
     let rate = block.require("lr", "3e-4", report);
     let rate = rate.and_then(|value| learning_rate(value, steps, report));
     let betas = betas(&block, report);
@@ -280,7 +280,7 @@ fn learning_rate(value: &Constant, steps: Option<u64>, report: &mut Report) -> O
         }
     };
     debug_assert_eq!(name, "cosine");
-    let block = Block::new("cosine", settings, &["peak", "warmup", "floor", "steps"], &[], report);
+    let block = Block::new("`cosine`", settings, &["peak", "warmup", "floor", "steps"], &[], report);
     let peak = block.require("peak", "3e-4", report);
     let peak = peak.and_then(|value| value.as_real("above 0", positive, &none, report));
     let warmup = match block.get("warmup") {
@@ -351,7 +351,7 @@ fn data(value: &Constant, report: &mut Report) -> Option<(Data, Option<(u64, Ori
         | Kind::Text(_)
         | Kind::List(_)
         | Kind::Record(..) => {
-            wrong_kind(value, &format!("{CHOICES}"), report);
+            wrong_kind(value, CHOICES, report);
             return None;
         }
     };

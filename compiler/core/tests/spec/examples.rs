@@ -1,6 +1,6 @@
 //! The examples resolve, and to what they should.
 
-use super::support::resolve_file;
+use super::support::{repository, resolve_file};
 use pipec_compiler::spec::{Spec, print};
 use pipec_program::Init;
 
@@ -22,6 +22,30 @@ fn tiny_is_what_it_says() {
 #[test]
 fn tied_has_one_table() {
     insta::assert_snapshot!(print(&example("examples/tied.pipe")));
+}
+
+#[test]
+fn shakespeare_is_a_model_of_the_library() {
+    let spec = example("examples/shakespeare.pipe");
+    assert_eq!(spec.model.name, "plays");
+    assert_eq!(spec.model.weights(), 9_901_760);
+}
+
+/// Every file of the examples is a pipeline, or used by one.
+#[test]
+fn all_examples_resolve() {
+    for folder in ["examples", "examples/reference"] {
+        let mut files: Vec<_> = std::fs::read_dir(repository().join(folder))
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .filter(|name| name.ends_with(".pipe") && name != "model.pipe")
+            .collect();
+        files.sort();
+        assert!(!files.is_empty());
+        for file in files {
+            example(&format!("{folder}/{file}"));
+        }
+    }
 }
 
 /// Names, shapes and bounds of the reference README, in its order, and its parameter counts.

@@ -1,4 +1,8 @@
 //! The spec stage: what examples, the library and faulty files mean.
 
+mod codes;
 mod examples;
+mod faults;
+mod library;
+mod models;
 mod support;

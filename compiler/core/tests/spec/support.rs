@@ -1,6 +1,5 @@
 //! Resolving texts and drawing what is said about them.
 
-use pipe_grammar::ast::Span;
 use pipe_grammar::diagnostic::{Diagnostic, SourceId};
 use pipec_compiler::spec::{Choice, LIBRARY, Resolution, Sources, resolve, used_path, uses};
 use std::path::{Path, PathBuf};
@@ -87,7 +86,49 @@ fn place(text: &str, offset: usize) -> (usize, &str, usize) {
     (text[..offset].matches('\n').count() + 1, line, (offset - start).min(line.len()))
 }
 
-/// The text under a span.
-pub(crate) fn marked(text: &str, span: Span) -> &str {
-    &text[span.range()]
+/// Checks what a page of the documentation says between two markers, `<!-- NAME -->` and `<!-- end NAME -->`. With
+/// `INSTA_UPDATE=always`, as for snapshots, it is written instead.
+pub(crate) fn document(path: &str, name: &str, expected: &str) {
+    let page = std::fs::read_to_string(repository().join(path)).unwrap();
+    let (opening, closing) = (format!("<!-- {name} -->\n"), format!("<!-- end {name} -->"));
+    let start = page.find(&opening).unwrap_or_else(|| panic!("{path} has no {opening}")) + opening.len();
+    let end = page.find(&closing).unwrap_or_else(|| panic!("{path} has no {closing}"));
+    settle(path, &page, &format!("{}{expected}{}", &page[..start], &page[end..]));
 }
+
+/// Compares a page with what it should be, or writes it under `INSTA_UPDATE=always`.
+pub(crate) fn settle(path: &str, page: &str, expected: &str) {
+    if std::env::var("INSTA_UPDATE").is_ok_and(|value| value == "always") {
+        std::fs::write(repository().join(path), expected).unwrap();
+    } else {
+        assert_eq!(page, expected, "{path} is out of date: run the test with INSTA_UPDATE=always");
+    }
+}
+
+/// Resolves one text without a fault.
+pub(crate) fn spec(text: &str) -> Resolution {
+    match resolve_text(text) {
+        Ok(resolution) => resolution,
+        Err(diagnostics) => panic!("{}", draw_all(&diagnostics, &[text.to_owned()])),
+    }
+}
+
+/// A model of the smallest kind with these statements in place of its body between embedding and loss.
+pub(crate) fn small_model(body: &str) -> String {
+    format!(
+        "model small {{
+    tokens = input(token, [seq])
+    targets = input(token, [seq])
+    x = embedding(tokens, vocab: 256, dim: 64, name: embed)
+{body}
+    loss = cross_entropy(linear(x, 256, name: head), targets)
+}}
+"
+    )
+}
+
+/// The declarations that a model named `small` needs to run.
+pub(crate) const RUN: &str = "use std::clusters::local
+train { seq: 16, global_batch: 4, micro_batch: 1, optimizer: adamw { lr: 1e-3 } }
+pipeline { model: small, cluster: local { devices: 1 } }
+";

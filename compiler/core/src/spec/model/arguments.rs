@@ -2,6 +2,7 @@
 
 use super::super::Origin;
 use super::super::constant::{Constant, Kind, square_root, unknown_name, wrong_kind};
+use super::operations::{MAX_EXTENT, fault};
 use super::{Builder, Tensor, Term};
 use pipe_grammar::ast::{self, ExprKind, Span};
 use pipe_grammar::diagnostic::{Code, suggest};
@@ -103,6 +104,7 @@ impl Builder<'_> {
         let mut arguments =
             Arguments { op: signature.op, span, callee: call.callee.span, given: Vec::new(), name: None };
         let mut positional = signature.positional.iter();
+        let errors = self.report.errors();
         for argument in &call.arguments {
             let slot = match &argument.name {
                 None => positional.next().copied(),
@@ -130,7 +132,9 @@ impl Builder<'_> {
                 None => self.unknown_argument(signature, argument),
             }
         }
-        self.apply(&arguments).unwrap_or(Term::Constant(Constant::poison(origin)))
+        let misread = self.report.errors() > errors;
+        // What an op makes of arguments that were misread is not to be trusted.
+        self.apply(&arguments).filter(|_| !misread).unwrap_or(Term::Constant(Constant::poison(origin)))
     }
 
     /// The op that a callee names, directly or through a constant (`activation: gelu`).
@@ -201,7 +205,8 @@ impl Builder<'_> {
         } else {
             let error =
                 self.error(Code::UnknownOp, format!("there is no op `{callee}`")).at(call.callee.span, "");
-            match suggest(callee, SIGNATURES.iter().map(|signature| signature.op)) {
+            let functions = CONSTRUCTORS.iter().copied().chain(["sqrt"]);
+            match suggest(callee, SIGNATURES.iter().map(|signature| signature.op).chain(functions)) {
                 Some(near) => error.help(format!("did you mean `{near}`?")),
                 None => {
                     let ops: Vec<_> = SIGNATURES.iter().map(|signature| signature.op).collect();
@@ -252,7 +257,7 @@ impl Builder<'_> {
     pub(super) fn given(&mut self, arguments: &Arguments, name: &str) -> Option<Constant> {
         let (term, span) = arguments.get(name)?;
         match term {
-            Term::Constant(constant) => Some(Constant { origin: self.origin(span), ..constant.clone() }),
+            Term::Constant(constant) => Some(constant.clone()),
             Term::Tensor(_)
             | Term::Parameter(_)
             | Term::Tokens
@@ -275,13 +280,11 @@ impl Builder<'_> {
             return None;
         };
         let count = self.count(&constant, 1)?;
-        if count <= super::operations::MAX_EXTENT {
+        if count <= MAX_EXTENT {
             return Some(count);
         }
-        let error = self
-            .error(Code::OutOfRange, format!("{count} is too large"))
-            .at(constant.origin.span, format!("at most {}", super::operations::MAX_EXTENT));
-        self.report.push(error);
+        let what = format!("{count} is too large");
+        self.report.push(fault(&constant, Code::OutOfRange, what, format!("at most {MAX_EXTENT}")));
         None
     }
 

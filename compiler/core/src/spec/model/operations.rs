@@ -66,24 +66,23 @@ impl Builder<'_> {
             Some(constant) => match &constant.kind {
                 Kind::List(items) if items.len() == 1 => {
                     for item in items {
-                        if let Some(extent) = self.count(item, 1)
-                            && extent != self.seq
+                        if let (Some(extent), Some(seq)) = (self.count(item, 1), self.seq)
+                            && extent != seq
                         {
-                            let error = self
-                                .error(
-                                    Code::ShapeMismatch,
-                                    format!("the input has {extent} tokens, the training run {}", self.seq),
-                                )
-                                .at(item.origin.span, format!("{extent} tokens"))
-                                .help("write `[seq]`, which is what the training run says");
+                            let error = fault(
+                                item,
+                                Code::ShapeMismatch,
+                                format!("the input has {extent} tokens, the training run {seq}"),
+                                format!("{extent} tokens"),
+                            )
+                            .help("write `[seq]`, which is what the training run says");
                             self.report.push(error);
                         }
                     }
                 }
                 Kind::List(items) => {
-                    let error = self
-                        .error(Code::ShapeMismatch, format!("an input has one extent, not {}", items.len()))
-                        .at(constant.origin.span, "")
+                    let what = format!("an input has one extent, not {}", items.len());
+                    let error = fault(&constant, Code::ShapeMismatch, what, "")
                         .help("write `[seq]`: one token id per position; the batch is not part of a model");
                     self.report.push(error);
                 }
@@ -160,11 +159,8 @@ impl Builder<'_> {
 
     /// The extents of a table: from its two arguments, or from the shared one.
     fn table(&mut self, arguments: &Arguments, names: [&str; 2], example: &str) -> Option<[u64; 2]> {
-        let shared = match arguments.get("weight") {
-            Some((Term::Parameter(parameter), _)) => Some(self.parameters[*parameter].shape.clone()),
-            Some(_) | None => None,
-        };
-        if let Some([rows, columns]) = shared.as_deref() {
+        let shared = self.shared(arguments, "weight")?;
+        if let Some([rows, columns]) = shared.map(|parameter| &*self.parameters[parameter].shape) {
             let mut shape = [*rows, *columns];
             for (extent, name) in shape.iter_mut().zip(names) {
                 if arguments.has(name) {
@@ -183,23 +179,21 @@ impl Builder<'_> {
             Some(constant) => self.count(&constant, 0),
             None => Some(0),
         };
-        let shared = match arguments.get("weight") {
-            Some((Term::Parameter(parameter), _)) => self.parameters[*parameter].shape.first().copied(),
-            Some(_) | None => None,
-        };
+        let shared = self.shared(arguments, "weight");
         let rows = match shared {
-            Some(rows) if !arguments.has("rows") => Some(rows),
-            Some(_) | None => self.extent(arguments, "rows", "positions(x, 2048)"),
+            None => None,
+            Some(Some(shared)) if !arguments.has("rows") => self.parameters[shared].shape.first().copied(),
+            Some(_) => self.extent(arguments, "rows", "positions(x, 2048)"),
         };
         let (x, first, rows) = (self.joined(x?, arguments, "x")?, first?, rows?);
-        if first.saturating_add(self.seq) > rows {
+        let seq = self.seq.unwrap_or(1);
+        if first.saturating_add(seq) > rows {
             let error = self
                 .error(
                     Code::ShapeMismatch,
                     format!(
-                        "the table of positions has {rows} rows, but {} tokens from row {first} on need {}",
-                        self.seq,
-                        first.saturating_add(self.seq)
+                        "the table of positions has {rows} rows, but {seq} tokens from row {first} on need {}",
+                        first.saturating_add(seq)
                     ),
                 )
                 .at(arguments.span_of("rows"), format!("{rows} rows"))
@@ -229,13 +223,11 @@ impl Builder<'_> {
 
     fn linear(&mut self, arguments: &Arguments) -> Option<Term> {
         let x = self.tensor(arguments, "x");
-        let shared = match arguments.get("weight") {
-            Some((Term::Parameter(parameter), _)) => self.parameters[*parameter].shape.first().copied(),
-            Some(_) | None => None,
-        };
+        let shared = self.shared(arguments, "weight");
         let out = match shared {
-            Some(rows) if !arguments.has("out") => Some(rows),
-            Some(_) | None => self.extent(arguments, "out", "linear(x, 256)"),
+            None => None,
+            Some(Some(shared)) if !arguments.has("out") => self.parameters[shared].shape.first().copied(),
+            Some(_) => self.extent(arguments, "out", "linear(x, 256)"),
         };
         let bias = match arguments.get("bias") {
             Some((Term::Parameter(_), _)) => Some(true),
@@ -345,9 +337,12 @@ impl Builder<'_> {
             let place = if arguments.has("rotary") { "rotary" } else { "x" };
             let error = self
                 .error(Code::ShapeMismatch, what)
-                .at(arguments.span_of(place), if place == "x" { x.describe() } else { String::new() })
-                .help(format!("an even number up to {} is right", x.width));
-            self.report.push(error);
+                .at(arguments.span_of(place), if place == "x" { x.describe() } else { String::new() });
+            self.report.push(if x.width < 2 {
+                error.help("a vector needs at least two components to rotate")
+            } else {
+                error.help(format!("an even number up to {} is right", x.width))
+            });
             return None;
         }
         let op = Op::Rope { x: x.value, rotary, base, pairing, scaling };
@@ -360,7 +355,7 @@ impl Builder<'_> {
             Kind::Word(word) if word == "none" => Some(None),
             Kind::Record(kind, _, settings) if kind == "llama3" => {
                 let keys = ["factor", "low", "high", "original"];
-                let block = super::super::settings::Block::new("llama3", settings, &keys, &[], self.report);
+                let block = super::super::settings::Block::new("`llama3`", settings, &keys, &[], self.report);
                 let mut real = |key: &str, example: &str| {
                     let value = block.require(key, example, self.report)?;
                     value.as_real("above 0", |value| value > 0.0, &self.environment, self.report)
@@ -370,11 +365,13 @@ impl Builder<'_> {
                 let original = original.and_then(|value| self.count(value, 1));
                 let (factor, low, high, original) = (factor?, low?, high?, original?);
                 if low >= high {
-                    let error = self
-                        .error(Code::OutOfRange, format!("`low` is {low} and `high` is {high}"))
-                        .at(block.origin("low").span, "must be below `high`")
-                        .with(block.origin("high").span, "");
-                    self.report.push(error);
+                    let place = block.origin("low");
+                    let what = format!("`low` is {low} and `high` is {high}");
+                    self.report.push(
+                        Diagnostic::error(place.source, Code::OutOfRange, what)
+                            .at(place.span, "must be below `high`")
+                            .with(block.origin("high").span, ""),
+                    );
                     return None;
                 }
                 Some(Some(RopeScaling { factor, low, high, original }))
@@ -443,16 +440,18 @@ impl Builder<'_> {
             Kind::Word(word) if word == "full" => Some(Mask::Full),
             Kind::Call(kind, sizes) if kind == "window" => {
                 let [(None, size)] = sizes.as_slice() else {
-                    let error = self
-                        .error(Code::MissingArgument, "`window` takes the number of keys that a query sees")
-                        .at(constant.origin.span, "")
-                        .help("write `window(4096)`");
+                    let what = "`window` takes the number of keys that a query sees";
+                    let error = fault(constant, Code::MissingArgument, what, "").help("write `window(4096)`");
                     self.report.push(error);
                     return None;
                 };
                 let size = self.count(size, 1)?;
                 // A window as long as the sequence hides nothing: the same numbers, and one kind of mask less to plan.
-                Some(if size >= self.seq { Mask::Causal } else { Mask::Window { size } })
+                Some(if self.seq.is_some_and(|seq| size >= seq) {
+                    Mask::Causal
+                } else {
+                    Mask::Window { size }
+                })
             }
             Kind::Poison
             | Kind::Word(_)
@@ -592,13 +591,26 @@ impl Builder<'_> {
         };
         if id.is_none() {
             let vocab = self.vocab.map_or(u64::from(u32::MAX), |(vocab, _)| vocab);
-            let error = self
-                .error(Code::NoEffect, "no target has this id, so that none would be ignored")
-                .at(constant.origin.span, format!("the ids are 0 to {}", vocab - 1));
-            self.report.push(error);
+            let what = "no target has this id, so that none would be ignored";
+            self.report.push(fault(
+                constant,
+                Code::NoEffect,
+                what,
+                format!("the ids are 0 to {}", vocab - 1),
+            ));
         }
         id.map(Some)
     }
+}
+
+/// A complaint about a constant, where it was written.
+pub(super) fn fault(
+    constant: &Constant,
+    code: Code,
+    what: impl Into<String>,
+    label: impl Into<String>,
+) -> Diagnostic {
+    Diagnostic::error(constant.origin.source, code, what).at(constant.origin.span, label)
 }
 
 /// The divisors of `whole` next to `wished`, in words.

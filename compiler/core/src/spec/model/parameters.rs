@@ -10,6 +10,7 @@
 use super::super::constant::Kind;
 use super::super::{Origin, SlotId};
 use super::arguments::Arguments;
+use super::operations::fault;
 use super::{Builder, Draft, Term};
 use pipe_grammar::ast::{Expr, ExprKind, Span, Statement};
 use pipe_grammar::diagnostic::Code;
@@ -95,6 +96,22 @@ fn collect(expr: &Expr, into: &mut BTreeSet<String>) {
 }
 
 impl Builder<'_> {
+    /// The shared parameter that an argument gives to an op, if it gives one; `None` where it is something else.
+    pub(super) fn shared(&mut self, arguments: &Arguments, argument: &str) -> Option<Option<usize>> {
+        let Some((term, span)) = arguments.get(argument) else { return Some(None) };
+        if let Term::Parameter(parameter) = term {
+            return Some(Some(*parameter));
+        }
+        if !matches!(term, Term::Constant(constant) if constant.kind == Kind::Poison) {
+            let error = self
+                .error(Code::WrongKind, format!("`{argument}` of `{}` is a parameter", arguments.op))
+                .at(span, "")
+                .help("declare it as `w = parameter([rows, columns])`");
+            self.report.push(error);
+        }
+        None
+    }
+
     /// The weight of an op: the shared one that `argument` gives, or a new one.
     pub(super) fn weight(
         &mut self,
@@ -104,23 +121,13 @@ impl Builder<'_> {
         shape: &[u64],
         init: Init,
     ) -> Option<SlotId> {
-        let Some((term, span)) = arguments.get(argument) else {
+        let Some(parameter) = self.shared(arguments, argument)? else {
             let init = if suffix.is_empty() { self.init(arguments, init)? } else { init };
             let parameter = self.declare(arguments, suffix, shape.to_vec(), init);
             return Some(self.slot(parameter));
         };
-        let Term::Parameter(parameter) = term else {
-            let term = term.clone();
-            if !matches!(&term, Term::Constant(constant) if constant.kind == Kind::Poison) {
-                let error = self
-                    .error(Code::WrongKind, format!("`{argument}` of `{}` is a parameter", arguments.op))
-                    .at(span, "")
-                    .help("declare it as `w = parameter([rows, columns])`");
-                self.report.push(error);
-            }
-            return None;
-        };
-        let declared = &self.parameters[*parameter];
+        let span = arguments.span_of(argument);
+        let declared = &self.parameters[parameter];
         if declared.shape != shape {
             let error = self
                 .error(
@@ -138,8 +145,10 @@ impl Builder<'_> {
             self.report.push(error);
             return None;
         }
-        self.no_effect_beside_weight(arguments);
-        Some(self.slot(*parameter))
+        if argument == "weight" {
+            self.no_effect_beside_weight(arguments);
+        }
+        Some(self.slot(parameter))
     }
 
     /// `init:` and `name:` mean nothing for a parameter that is declared elsewhere.
@@ -186,13 +195,8 @@ impl Builder<'_> {
             return None;
         };
         if items.is_empty() || items.len() > 2 {
-            let error = self
-                .error(
-                    Code::ShapeMismatch,
-                    format!("a parameter has one or two extents, not {}", items.len()),
-                )
-                .at(constant.origin.span, "")
-                .help(format!("write `{example}`"));
+            let what = format!("a parameter has one or two extents, not {}", items.len());
+            let error = fault(&constant, Code::ShapeMismatch, what, "").help(format!("write `{example}`"));
             self.report.push(error);
             return None;
         }
@@ -211,9 +215,8 @@ impl Builder<'_> {
             Kind::Word(word) if word == "ones" => Some(Init::Constant { value: 1.0 }),
             Kind::Call(kind, values) if matches!(kind.as_str(), "uniform" | "normal") => {
                 let [(None, value)] = values.as_slice() else {
-                    let error = self
-                        .error(Code::MissingArgument, format!("`{kind}` takes one number"))
-                        .at(constant.origin.span, "")
+                    let what = format!("`{kind}` takes one number");
+                    let error = fault(&constant, Code::MissingArgument, what, "")
                         .help(format!("write `{kind}(0.02)`"));
                     self.report.push(error);
                     return None;
