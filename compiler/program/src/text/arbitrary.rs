@@ -348,7 +348,7 @@ fn queue() -> impl Strategy<Value = Queue> {
 }
 
 /// Any program that the text can hold.
-pub(super) fn program() -> impl Strategy<Value = Program> {
+pub(crate) fn program() -> impl Strategy<Value = Program> {
     let link = (name(), number(), number()).prop_map(|(name, bandwidth, latency)| Link {
         name,
         bandwidth: BytesPerSecond(bandwidth),

@@ -18,6 +18,6 @@ pub use parse::{TextError, parse};
 pub use print::{print, print_kernel, print_with_lines};
 
 #[cfg(test)]
-mod arbitrary;
+pub(crate) mod arbitrary;
 #[cfg(test)]
 mod tests;

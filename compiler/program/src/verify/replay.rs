@@ -494,12 +494,12 @@ impl Replay<'_, '_, '_> {
         let mut wrong = None;
         let mut moved = None;
         if follows {
-            let mut previous = Maker::OTHER;
+            let mut previous = None;
             for segment in self.memory.read(touch) {
-                if segment.maker == previous {
+                if previous == Some(segment.maker) {
                     continue;
                 }
-                previous = segment.maker;
+                previous = Some(segment.maker);
                 let made = segment.maker.made;
                 wrong = wrong.or_else(|| memory::misread(pass, unit, made));
                 if let Some((producer, region)) = origin(touches, segment.maker) {

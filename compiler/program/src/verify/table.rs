@@ -429,6 +429,13 @@ impl Tables<'_> {
                 if !ends {
                     return;
                 }
+                let (source, target) =
+                    (self.program.buffers[from.buffer].category, self.program.buffers[to.buffer].category);
+                if target == Category::Activations
+                    && !matches!(source, Category::Activations | Category::Communication)
+                {
+                    self.wrong(place, format!("copies {} into {}", source.name(), target.name()));
+                }
                 if from.bytes != to.bytes {
                     self.wrong(place, format!("copies {} bytes to {}", from.bytes.0, to.bytes.0));
                 }

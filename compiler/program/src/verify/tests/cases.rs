@@ -1,6 +1,6 @@
 //! Broken programs, described in `cases.txt` by what they change in a good one.
 
-use super::{TIED, TWO_STAGES, problems};
+use super::{OFFLOAD, TIED, TWO_STAGES, problems};
 
 const CASES: &str = include_str!("cases.txt");
 
@@ -8,29 +8,35 @@ const MARK: &str = " ; error: ";
 
 /// The text of a case with its expectations at the ends of lines.
 fn edit(name: &str, edits: &[&str]) -> Vec<String> {
-    let base = if name.starts_with("tied: ") { TIED } else { TWO_STAGES };
-    let mut lines: Vec<String> = base.lines().map(str::to_owned).collect();
+    let base = match name.split_once(": ") {
+        Some(("tied", _)) => TIED,
+        Some(("offload", _)) => OFFLOAD,
+        Some(_) | None => TWO_STAGES,
+    };
+    // A line that an edit has put there is no longer a line of the good program.
+    let mut lines: Vec<(String, bool)> = base.lines().map(|line| (line.to_owned(), true)).collect();
     let mut at = None;
     for edit in edits {
         let (kind, rest) = edit.split_at(2);
         let (line, _) = rest.split_once(MARK).unwrap_or((rest, ""));
         if kind == "+ " {
             let place = at.unwrap_or_else(|| panic!("{name}: nothing stands before {rest}"));
-            lines.insert(place, rest.to_owned());
+            lines.insert(place, (rest.to_owned(), false));
             at = Some(place + 1);
             continue;
         }
-        let places: Vec<usize> = (0..lines.len()).filter(|&place| lines[place].trim() == line).collect();
+        let places: Vec<usize> =
+            (0..lines.len()).filter(|&place| lines[place].1 && lines[place].0.trim() == line).collect();
         assert_eq!(places.len(), 1, "{name}: {line} stands once");
         if kind == "- " {
             lines.remove(places[0]);
             at = Some(places[0]);
         } else {
-            lines[places[0]] = rest.to_owned();
+            lines[places[0]].0 = rest.to_owned();
             at = Some(places[0] + 1);
         }
     }
-    lines
+    lines.into_iter().map(|(line, _)| line).collect()
 }
 
 #[test]
