@@ -6,7 +6,8 @@
 //! Only outputs of gradients and sums accumulate; which ones may stands with the op.
 //!
 //! Numerics: elements of `f16` and `bf16` are converted to f32, computed in f32 and rounded once on store. Sums run in
-//! a fixed order for a given kernel, so that a run repeats bit for bit.
+//! a fixed order for a given kernel, so that a run repeats bit for bit. Where the values of an op are `f64`, it computes
+//! in f64, and statistics of rows, stated as `f32` below, are `f64` too; moments may be.
 
 use crate::id::{ScalarId, ValueId};
 use std::fmt;

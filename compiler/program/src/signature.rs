@@ -183,20 +183,20 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.in_real(0)?;
             o.in_vector(1, o.columns(0))?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
-            o.out_exact(1, DType::F32, o.rows(0))
+            o.out_exact(1, o.statistic(), o.rows(0))
         }
         Op::RmsNormGrad => {
             o.counts(4..=5, 1)?;
             o.in_real(0)?;
             o.in_vector(1, o.columns(0))?;
-            o.in_exact(2, DType::F32, o.rows(0))?;
+            o.in_exact(2, o.statistic(), o.rows(0))?;
             o.in_like(3, 0)?;
             o.residual(4)?;
             o.out_matrix(0, o.rows(0), o.columns(0))
         }
         Op::RmsNormGainGrad => {
             o.counts(3..=3, 1)?;
-            o.in_exact(1, DType::F32, o.rows(0))?;
+            o.in_exact(1, o.statistic(), o.rows(0))?;
             o.in_like(2, 0)?;
             o.out_vector(0, o.columns(0))
         }
@@ -207,23 +207,23 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.in_vector(1, o.columns(0))?;
             o.in_vector(2, o.columns(0))?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
-            o.out_exact(1, DType::F32, o.rows(0))?;
-            o.out_exact(2, DType::F32, o.rows(0))
+            o.out_exact(1, o.statistic(), o.rows(0))?;
+            o.out_exact(2, o.statistic(), o.rows(0))
         }
         Op::LayerNormGrad => {
             o.counts(5..=6, 1)?;
             o.in_real(0)?;
             o.in_vector(1, o.columns(0))?;
-            o.in_exact(2, DType::F32, o.rows(0))?;
-            o.in_exact(3, DType::F32, o.rows(0))?;
+            o.in_exact(2, o.statistic(), o.rows(0))?;
+            o.in_exact(3, o.statistic(), o.rows(0))?;
             o.in_like(4, 0)?;
             o.residual(5)?;
             o.out_matrix(0, o.rows(0), o.columns(0))
         }
         Op::LayerNormParamGrad => {
             o.counts(4..=4, 2)?;
-            o.in_exact(1, DType::F32, o.rows(0))?;
-            o.in_exact(2, DType::F32, o.rows(0))?;
+            o.in_exact(1, o.statistic(), o.rows(0))?;
+            o.in_exact(2, o.statistic(), o.rows(0))?;
             o.in_like(3, 0)?;
             o.out_vector(0, o.columns(0))?;
             o.out_vector(1, o.columns(0))
@@ -248,13 +248,13 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.counts(3..=3, 2)?;
             attention(&o, shape)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
-            o.out_exact(1, DType::F32, o.rows(0).saturating_mul(shape.heads))
+            o.out_exact(1, o.statistic(), o.rows(0).saturating_mul(shape.heads))
         }
         Op::AttentionGrad(shape) => {
             o.counts(6..=6, 3)?;
             attention(&o, shape)?;
             o.in_like(3, 0)?;
-            o.in_exact(4, DType::F32, o.rows(0).saturating_mul(shape.heads))?;
+            o.in_exact(4, o.statistic(), o.rows(0).saturating_mul(shape.heads))?;
             o.in_like(5, 0)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
             o.out_matrix(1, o.rows(1), o.columns(1))?;
@@ -275,13 +275,13 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.in_real(0)?;
             o.tokens(1, o.rows(0))?;
             o.out_exact(0, DType::F64, 1)?;
-            o.out_exact(1, DType::F32, o.rows(0))
+            o.out_exact(1, o.statistic(), o.rows(0))
         }
         Op::CrossEntropyGrad { ignore: _, scale: _ } => {
             o.counts(3..=3, 1)?;
             o.in_real(0)?;
             o.tokens(1, o.rows(0))?;
-            o.in_exact(2, DType::F32, o.rows(0))?;
+            o.in_exact(2, o.statistic(), o.rows(0))?;
             o.out_matrix(0, o.rows(0), o.columns(0))
         }
         Op::Map { nodes, results, seed } => map(&o, nodes, results, seed.is_some()),
@@ -317,8 +317,19 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
                 o.in_exact(1, DType::F32, 1)?;
             }
             o.out_vector(0, elements)?;
-            (1..o.outputs.len()).try_for_each(|output| o.out_exact(output, DType::F32, elements))
+            // The moments of an f64 weight are f32 or, for a run that is f64 throughout, f64.
+            let wide = statistic(o.outputs[0].dtype);
+            let moment = if o.outputs[1].dtype == wide { wide } else { DType::F32 };
+            (1..o.outputs.len()).try_for_each(|output| o.out_exact(output, moment, elements))
         }
+    }
+}
+
+/// The type of what the ops state as f32 beside values of a type: f64 in a program of f64 values.
+fn statistic(dtype: DType) -> DType {
+    match dtype {
+        DType::F64 => DType::F64,
+        DType::F32 | DType::F16 | DType::BF16 | DType::U32 => DType::F32,
     }
 }
 
@@ -496,6 +507,11 @@ impl Operands<'_> {
     fn in_vector(&self, input: usize, elements: u64) -> Result<(), String> {
         real("input", input, self.inputs[input])?;
         vector("input", input, self.inputs[input], elements)
+    }
+
+    /// The type of statistics that belong to the first input.
+    fn statistic(&self) -> DType {
+        statistic(self.inputs[0].dtype)
     }
 
     fn in_exact(&self, input: usize, dtype: DType, elements: u64) -> Result<(), String> {
