@@ -145,7 +145,7 @@ pub enum Data {
         /// Whether sequences are drawn in a seeded order, a new one each epoch.
         shuffle: bool,
     },
-    /// Tokens by formula: the pseudo-random walk over the vocabulary that the reference runs use (`docs/language.md`).
+    /// Tokens by formula: the pseudo-random walk over the vocabulary that the reference runs use (`docs/reference.md`).
     Formula {
         /// The number of token ids.
         vocab: u32,

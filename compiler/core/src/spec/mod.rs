@@ -18,6 +18,7 @@ mod settings;
 mod sources;
 mod train;
 
+pub use model::ops;
 pub use print::print;
 pub use resolve::{Choice, Resolution, check, resolve};
 pub use sources::{LIBRARY, LibraryFile, Sources, used_path, uses};

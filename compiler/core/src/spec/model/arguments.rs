@@ -42,6 +42,13 @@ pub(super) const SIGNATURES: &[Signature] = &[
     Signature { op: "cross_entropy", positional: &["logits", "targets"], named: &["ignore"] },
 ];
 
+/// Every op of the language with the names of its arguments: those by position first, then those by name only.
+pub fn ops() -> impl Iterator<Item = (&'static str, Vec<&'static str>)> {
+    SIGNATURES.iter().map(|signature| {
+        (signature.op, signature.positional.iter().chain(signature.named).copied().collect())
+    })
+}
+
 /// Calls that are constants: choices with arguments.
 const CONSTRUCTORS: &[&str] = &["window", "uniform", "normal"];
 

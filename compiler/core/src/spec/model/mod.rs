@@ -16,6 +16,7 @@ use super::constant::{Constant, Environment, Kind};
 use super::report::Report;
 use super::settings::Specialised;
 use super::{Model, Operation, Origin, Origins, SlotId, Value, ValueId};
+pub use arguments::ops;
 use expressions::mentions;
 use parameters::{Declared, Scope};
 use pipe_grammar::ast::{self, ExprKind, Statement};

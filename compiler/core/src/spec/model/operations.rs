@@ -13,7 +13,6 @@ use pipec_program::{Init, Mask, Pairing, RopeScaling};
 pub(super) const MAX_EXTENT: u64 = 1 << 31;
 
 const ONES: Init = Init::Constant { value: 1.0 };
-const ZEROS: Init = Init::Constant { value: 0.0 };
 
 impl Builder<'_> {
     /// The result of an op; `None` where a fault has been reported.
@@ -150,7 +149,7 @@ impl Builder<'_> {
             self.report.push(error);
             return None;
         }
-        let table = self.weight(arguments, "weight", "", &[vocab, dim], TABLE)?;
+        let table = self.weight(arguments, &[vocab, dim], TABLE)?;
         if self.vocab.is_none_or(|(largest, _)| vocab > largest) {
             self.vocab = Some((vocab, self.origin(arguments.span)));
         }
@@ -204,7 +203,7 @@ impl Builder<'_> {
             self.report.push(error);
             return None;
         }
-        let table = self.weight(arguments, "weight", "", &[rows, x.width], TABLE)?;
+        let table = self.weight(arguments, &[rows, x.width], TABLE)?;
         Some(self.result(arguments, Op::Positions { x: x.value, table, first }, 1, x.width))
     }
 
@@ -229,22 +228,16 @@ impl Builder<'_> {
             Some(Some(shared)) if !arguments.has("out") => self.parameters[shared].shape.first().copied(),
             Some(_) => self.extent(arguments, "out", "linear(x, 256)"),
         };
-        let bias = match arguments.get("bias") {
-            Some((Term::Parameter(_), _)) => Some(true),
-            Some(_) => self.given(arguments, "bias").and_then(|constant| self.flag(&constant)),
-            None => Some(false),
+        let (bias, shared_bias) = match arguments.get("bias") {
+            Some((Term::Parameter(parameter), _)) => (Some(true), Some(*parameter)),
+            Some(_) => (self.given(arguments, "bias").and_then(|constant| self.flag(&constant)), None),
+            None => (Some(false), None),
         };
         let x = self.joined(x?, arguments, "x")?;
         let (out, bias) = (out?, bias?);
-        let weight = self.weight(arguments, "weight", "", &[out, x.width], matrix(x.width))?;
-        let bias = if bias { Some(self.bias(arguments, out)?) } else { None };
+        let weight = self.weight(arguments, &[out, x.width], matrix(x.width))?;
+        let bias = if bias { Some(self.bias(arguments, shared_bias, weight, out)?) } else { None };
         Some(self.result(arguments, Op::Linear { x: x.value, weight, bias }, 1, out))
-    }
-
-    /// The bias of an op: the shared one that `bias` gives, or a new one of zeros.
-    fn bias(&mut self, arguments: &Arguments, width: u64) -> Option<super::super::SlotId> {
-        let shared = matches!(arguments.get("bias"), Some((Term::Parameter(_), _)));
-        self.weight(arguments, if shared { "bias" } else { "" }, "_bias", &[width], ZEROS)
     }
 
     fn flag(&mut self, constant: &Constant) -> Option<bool> {
@@ -258,15 +251,16 @@ impl Builder<'_> {
     fn rms_norm(&mut self, arguments: &Arguments) -> Option<Term> {
         let (x, eps) = (self.tensor(arguments, "x"), self.eps(arguments));
         let (x, eps) = (x?, eps?);
-        let gain = self.weight(arguments, "weight", "", &[x.width], ONES)?;
+        let gain = self.weight(arguments, &[x.width], ONES)?;
         Some(self.result(arguments, Op::RmsNorm { x: x.value, gain, eps }, x.heads, x.width))
     }
 
     fn layer_norm(&mut self, arguments: &Arguments) -> Option<Term> {
         let (x, eps) = (self.tensor(arguments, "x"), self.eps(arguments));
-        let (x, eps) = (x?, eps?);
-        let gain = self.weight(arguments, "weight", "", &[x.width], ONES)?;
-        let bias = self.bias(arguments, x.width)?;
+        let shared_bias = self.shared(arguments, "bias");
+        let (x, eps, shared_bias) = (x?, eps?, shared_bias?);
+        let gain = self.weight(arguments, &[x.width], ONES)?;
+        let bias = self.bias(arguments, shared_bias, gain, x.width)?;
         Some(self.result(arguments, Op::LayerNorm { x: x.value, gain, bias, eps }, x.heads, x.width))
     }
 

@@ -112,43 +112,66 @@ impl Builder<'_> {
         None
     }
 
-    /// The weight of an op: the shared one that `argument` gives, or a new one.
-    pub(super) fn weight(
+    /// The weight of an op: the shared one that `weight` gives, or a new one.
+    pub(super) fn weight(&mut self, arguments: &Arguments, shape: &[u64], init: Init) -> Option<SlotId> {
+        let Some(parameter) = self.shared(arguments, "weight")? else {
+            let init = self.init(arguments, init)?;
+            let parameter = self.declare(arguments, shape.to_vec(), init);
+            return Some(self.slot(parameter));
+        };
+        self.check_shape(arguments, "weight", parameter, shape)?;
+        self.no_effect_beside_weight(arguments);
+        Some(self.slot(parameter))
+    }
+
+    /// The bias that goes with a weight: the shared one, or a new one of zeros.
+    pub(super) fn bias(
+        &mut self,
+        arguments: &Arguments,
+        shared: Option<usize>,
+        weight: SlotId,
+        width: u64,
+    ) -> Option<SlotId> {
+        if let Some(parameter) = shared {
+            self.check_shape(arguments, "bias", parameter, &[width])?;
+            return Some(self.slot(parameter));
+        }
+        let owner = match &arguments.name {
+            Some((name, _)) => name.clone(),
+            None if arguments.has("weight") => self.binding.clone(),
+            None => {
+                let parameter = self.draft().slots[weight.index()];
+                self.parameters[parameter].name.clone()
+            }
+        };
+        let scope = &mut self.scopes[usize::from(self.inside)];
+        let name = scope.free(format!("{owner}_bias"));
+        scope.declared.insert(name.clone(), self.parameters.len());
+        let parameter = self.add(name, arguments.callee, vec![width], Init::Constant { value: 0.0 });
+        Some(self.slot(parameter))
+    }
+
+    /// Checks that a shared parameter has the shape that an op needs.
+    fn check_shape(
         &mut self,
         arguments: &Arguments,
         argument: &str,
-        suffix: &str,
+        parameter: usize,
         shape: &[u64],
-        init: Init,
-    ) -> Option<SlotId> {
-        let Some(parameter) = self.shared(arguments, argument)? else {
-            let init = if suffix.is_empty() { self.init(arguments, init)? } else { init };
-            let parameter = self.declare(arguments, suffix, shape.to_vec(), init);
-            return Some(self.slot(parameter));
-        };
-        let span = arguments.span_of(argument);
+    ) -> Option<()> {
         let declared = &self.parameters[parameter];
-        if declared.shape != shape {
-            let error = self
-                .error(
-                    Code::ShapeMismatch,
-                    format!(
-                        "`{}` needs {} here, and `{}` is {}",
-                        arguments.op,
-                        extents(shape),
-                        declared.name,
-                        extents(&declared.shape)
-                    ),
-                )
-                .at(span, format!("this is {}", extents(&declared.shape)))
-                .with(declared.origin.span, "declared here");
-            self.report.push(error);
-            return None;
+        if declared.shape == shape {
+            return Some(());
         }
-        if argument == "weight" {
-            self.no_effect_beside_weight(arguments);
-        }
-        Some(self.slot(parameter))
+        let found = extents(&declared.shape);
+        let what =
+            format!("`{}` needs {} here, and `{}` is {found}", arguments.op, extents(shape), declared.name);
+        let error = self
+            .error(Code::ShapeMismatch, what)
+            .at(arguments.span_of(argument), format!("this is {found}"))
+            .with(declared.origin.span, "declared here");
+        self.report.push(error);
+        None
     }
 
     /// `init:` and `name:` mean nothing for a parameter that is declared elsewhere.
@@ -177,7 +200,7 @@ impl Builder<'_> {
         let shape = self.shape(arguments, "parameter([vocab, dim])");
         let init = self.init(arguments, TABLE);
         let (shape, init) = (shape?, init?);
-        Some(Term::Parameter(self.declare(arguments, "", shape, init)))
+        Some(Term::Parameter(self.declare(arguments, shape, init)))
     }
 
     /// The `shape` argument: a list of one or two extents.
@@ -243,31 +266,32 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds a parameter under a name that is free.
-    fn declare(&mut self, arguments: &Arguments, suffix: &str, shape: Vec<u64>, init: Init) -> usize {
+    /// Adds a parameter under the name that is given, or one that is free.
+    fn declare(&mut self, arguments: &Arguments, shape: Vec<u64>, init: Init) -> usize {
         let index = self.parameters.len();
         let scope = &mut self.scopes[usize::from(self.inside)];
-        let (base, explicit): (&str, Option<Span>) = match &arguments.name {
-            Some((name, span)) => (name, Some(*span)),
-            None => (&self.binding, None),
+        let Some((name, span)) = &arguments.name else {
+            let name = scope.free(self.binding.clone());
+            scope.declared.insert(name.clone(), index);
+            return self.add(name, arguments.callee, shape, init);
         };
-        let base = format!("{base}{suffix}");
-        let name = if explicit.is_some() { base } else { scope.free(base) };
-        let first = scope.declared.insert(name.clone(), index);
-        let span = explicit.unwrap_or(arguments.callee);
-        if let Some(first) = first {
+        if let Some(first) = scope.declared.insert(name.clone(), index) {
             let error = self
                 .error(Code::DuplicateName, format!("two parameters are called `{name}`"))
-                .at(span, "")
+                .at(*span, "")
                 .with(self.parameters[first].origin.span, "the first one")
                 .help(format!(
                     "to share one, declare `{name} = parameter([..])` and give `weight: {name}` to both ops"
                 ));
             self.report.push(error);
         }
+        self.add(name.clone(), *span, shape, init)
+    }
+
+    fn add(&mut self, name: String, span: Span, shape: Vec<u64>, init: Init) -> usize {
         let origin = self.origin(span);
         self.parameters.push(Declared { name, origin, shape, init, local: self.inside });
-        index
+        self.parameters.len() - 1
     }
 
     /// The slot of a parameter in the present draft.
