@@ -9,6 +9,7 @@
 
 pub mod graph;
 pub mod lower;
+pub mod pipeline;
 pub mod plan;
 pub mod schedule;
 pub mod spec;

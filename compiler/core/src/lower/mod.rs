@@ -1,5 +1,270 @@
 //! From a plan and a schedule to a program: functions, buffers with their places, messages, waits and the optimizer.
 //!
-//! Communication is inserted here and nowhere else.
+//! Communication is inserted here and nowhere else. In order: the distinct stages get their functions ([`stages`]), the
+//! cluster its links ([`wires`]), the arenas what lives for the whole step ([`arena`]); then it is found what is alive
+//! from which pass to which and when messages move ([`lifetimes`]), that gets its places ([`pack`]), and the queues of
+//! each device are written ([`step`], [`queues`]). Everything but packing is linear in the number of passes.
+//!
+//! What it deliberately does not do: choose an order, or predict times.
 
+mod arena;
 pub mod functions;
+mod lifetimes;
+mod memory;
+mod pack;
+mod queues;
+mod stages;
+mod step;
+mod table;
+mod wires;
+
+pub use arena::Arena;
+pub use stages::Stages;
+
+use crate::graph::accumulator_type;
+use crate::plan::Plan;
+use crate::schedule::{Deadlock, Schedule, execute};
+use crate::spec::{Origins, Spec};
+use arena::{Buffers, Needs, part};
+
+use lifetimes::lifetimes;
+use pipe_grammar::diagnostic::Diagnostic;
+use pipec_program::id::IdVec;
+use pipec_program::{
+    Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
+    Placed, Program, Reading, ReadingKind, TensorType, Training,
+};
+use std::fmt;
+use step::{Context, Tie};
+use table::FunctionTable;
+use wires::Wires;
+
+/// A program and what its arenas hold.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lowered {
+    /// The program.
+    pub program: Program,
+    /// The memory of each device.
+    pub arenas: IdVec<DeviceId, Arena>,
+}
+
+/// Why there is no program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum LowerError {
+    /// The user asks for something that does not fit.
+    Diagnostics(Vec<Diagnostic>),
+    /// The schedule cannot be executed: a bug of its policy.
+    Deadlock(Deadlock),
+}
+
+impl fmt::Display for LowerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Diagnostics(diagnostics) => {
+                let mut separator = "";
+                for diagnostic in diagnostics {
+                    write!(f, "{separator}{}: {}", diagnostic.code, diagnostic.message)?;
+                    separator = "\n";
+                }
+                Ok(())
+            }
+            Self::Deadlock(Deadlock { waiting }) => {
+                write!(f, "the schedule deadlocks: {} devices wait", waiting.len())
+            }
+        }
+    }
+}
+
+impl std::error::Error for LowerError {}
+
+/// Writes the program of a schedule. `inputs` is the hash of what it is made from, which the program carries.
+///
+/// # Errors
+/// Devices whose memory does not suffice; a schedule that deadlocks.
+pub fn lower(
+    spec: &Spec,
+    origins: &Origins,
+    plan: &Plan,
+    stages: &Stages,
+    schedule: &Schedule,
+    inputs: &str,
+) -> Result<Lowered, LowerError> {
+    // A pass that takes no time would let a message arrive before it is made.
+    let duration = |step: crate::schedule::Step| {
+        let stage = &plan.stages[step.unit.stage];
+        match step.pass {
+            Pass::F => stage.forward.0.max(1),
+            Pass::B | Pass::W | Pass::BW | Pass::R => stage.backward.0.max(1),
+        }
+    };
+    let execution = execute(plan, schedule, duration).map_err(LowerError::Deadlock)?;
+    let parameters = spec.model.parameters.len();
+    let functions = FunctionTable::new(&spec.train, stages, parameters);
+    let (mut wires, devices) = Wires::new(&spec.cluster, plan.devices.len());
+    let batch = Batch {
+        micro_batches: plan.micro_batches,
+        sequences: u32::try_from(spec.train.micro_batch).unwrap_or(u32::MAX),
+        tokens: u32::try_from(spec.train.seq).unwrap_or(u32::MAX),
+        slices: plan.slices,
+        stages: plan.stages.len() as u32,
+    };
+    let needs = Needs {
+        tokens: DType::U32.bytes() * spec.train.seq * spec.train.micro_batch * u64::from(plan.micro_batches),
+        losses: DType::F64.bytes() * (u64::from(plan.micro_batches) * u64::from(plan.slices)),
+        clipped: spec.train.clip_norm.map(|_| parameters),
+    };
+    let mut buffers = Buffers::new(plan, stages, needs);
+    let rooms = buffers.rooms(&devices);
+    let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms);
+    let (places, arenas) = buffers.place_tensors(&lifetimes, &rooms);
+    let errors = memory::check(spec, origins, &arenas);
+    if !errors.is_empty() {
+        return Err(LowerError::Diagnostics(errors));
+    }
+
+    let channels = lifetimes.streams.values().map(|stream| {
+        let (from, to) = (plan.stages[stream.from].device, plan.stages[stream.to].device);
+        // A gradient has the type of what it is the gradient of.
+        let message = stages.of(stream.from.min(stream.to)).output.clone();
+        Channel { from, to, message, capacity: 0, route: wires.route(from, to) }
+    });
+    let channels = channels.collect();
+    let parameters = place_parameters(spec, plan, stages, &buffers);
+    let mut groups = IdVec::new();
+    let ties = ties(spec, &parameters, &buffers, &mut wires, &mut groups);
+    let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
+        let members: Vec<DeviceId> = plan.devices.ids().collect();
+        let route = wires.ring(&members);
+        groups.push(Group { members, ty: TensorType::new(DType::F64, &[parameters.len() as u64]), route })
+    });
+    let context = Context {
+        plan,
+        schedule,
+        stages,
+        functions: &functions,
+        lifetimes: &lifetimes,
+        places: &places,
+        fixed: &buffers.fixed,
+        ties: &ties,
+        norm,
+    };
+    let mut queues = IdVec::new();
+    for device in plan.devices.ids() {
+        step::emit(context, device, queues.len()).finish(&mut queues);
+    }
+    let program = Program {
+        name: spec.model.name.clone(),
+        compiler: env!("CARGO_PKG_VERSION").to_owned(),
+        inputs: inputs.to_owned(),
+        batch,
+        training: Training {
+            steps: spec.train.steps,
+            seed: spec.train.seed,
+            learning_rate: spec.train.learning_rate,
+            data: spec.train.data.clone(),
+        },
+        devices,
+        links: wires.links,
+        parameters,
+        feeds: feeds(&buffers),
+        readings: readings(&buffers),
+        functions: functions.table,
+        buffers: buffers.table,
+        channels,
+        groups,
+        queues,
+    };
+    Ok(Lowered { program, arenas })
+}
+
+/// Every parameter with a copy for each stage that uses it.
+fn place_parameters(
+    spec: &Spec,
+    plan: &Plan,
+    stages: &Stages,
+    buffers: &Buffers,
+) -> IdVec<ParameterId, Parameter> {
+    let precision = spec.train.precision;
+    let mut parameters: IdVec<ParameterId, Parameter> = spec
+        .model
+        .parameters
+        .values()
+        .map(|parameter| Parameter {
+            name: parameter.name.clone(),
+            ty: TensorType::new(precision, &parameter.shape),
+            init: parameter.init,
+            copies: Vec::new(),
+        })
+        .collect();
+    for (stage, places) in stages.parameters.iter() {
+        let device = plan.stages[stage].device;
+        let Some(views) = buffers.fixed[device].stages.get(&stage) else { continue };
+        for place in places {
+            let bytes = |dtype: DType| dtype.bytes() * place.elements;
+            parameters[place.parameter].copies.push(Placed {
+                weight: part(views.weights, place.weight, bytes(precision)),
+                gradient: part(views.gradients, place.gradient, bytes(accumulator_type(precision))),
+                moments: [views.moment, views.variance]
+                    .map(|view| part(view, place.moment, bytes(DType::F32))),
+                master: views.master.map(|view| part(view, place.moment, bytes(DType::F32))),
+                stages: vec![stage],
+            });
+        }
+    }
+    parameters
+}
+
+/// The parameters with copies on several devices; parameters of one type and on the same devices share a group.
+fn ties(
+    spec: &Spec,
+    parameters: &IdVec<ParameterId, Parameter>,
+    buffers: &Buffers,
+    wires: &mut Wires<'_>,
+    groups: &mut IdVec<GroupId, Group>,
+) -> Vec<Tie> {
+    let mut ties = Vec::new();
+    for parameter in parameters.values().filter(|parameter| parameter.copies.len() > 1) {
+        let gradients: Vec<_> = parameter
+            .copies
+            .iter()
+            .map(|copy| (buffers.table[copy.gradient.buffer].device, copy.gradient))
+            .collect();
+        let mut members: Vec<DeviceId> = gradients.iter().map(|&(device, _)| device).collect();
+        members.sort();
+        let ty =
+            TensorType { dtype: accumulator_type(spec.train.precision), shape: parameter.ty.shape.clone() };
+        let known =
+            groups.iter().find(|(_, group)| group.members == members && group.ty == ty).map(|(id, _)| id);
+        let group = known.unwrap_or_else(|| {
+            let route = wires.ring(&members);
+            groups.push(Group { members, ty, route })
+        });
+        ties.push(Tie { group, gradients });
+    }
+    ties
+}
+
+fn feeds(buffers: &Buffers) -> Vec<Feed> {
+    let mut feeds = Vec::new();
+    for fixed in buffers.fixed.values() {
+        feeds.extend(fixed.tokens.map(|view| Feed { kind: FeedKind::Tokens, view }));
+        feeds.extend(fixed.targets.map(|view| Feed { kind: FeedKind::Targets, view }));
+    }
+    feeds
+}
+
+/// The losses, and the norm as the first device knows it; all know the same.
+fn readings(buffers: &Buffers) -> Vec<Reading> {
+    let losses = buffers.fixed.values().filter_map(|fixed| fixed.loss);
+    let norm = buffers.fixed.values().find_map(|fixed| fixed.norm);
+    let loss = losses.map(|view| Reading { kind: ReadingKind::Loss, view });
+    loss.chain(norm.map(|view| Reading { kind: ReadingKind::GradientNorm, view })).collect()
+}
+
+/// Bytes of the whole of some categories.
+pub(crate) fn sum<'a>(bytes: impl IntoIterator<Item = &'a Bytes>) -> Bytes {
+    bytes.into_iter().copied().sum()
+}
+
+#[cfg(test)]
+mod tests;

@@ -90,7 +90,7 @@ fn graphs(kilobytes: [u64; 3]) -> Graphs {
 
 fn planned(spec: &Spec, kilobytes: [u64; 3]) -> String {
     match plan(spec, &graphs(kilobytes), &Origins::default()) {
-        Ok(plan) => print(&plan, &spec.model),
+        Ok(plan) => super::print(&plan, &spec.model),
         Err(errors) => {
             let text = |error: &Diagnostic| {
                 let help = error.help.as_deref().unwrap_or_default();

@@ -1,0 +1,247 @@
+//! The buffers of every device: what lives for the whole step at the bottom of its arena, what comes and goes above.
+
+use super::functions::{Region, has_master};
+use super::lifetimes::{Held, Lifetimes, Room, Tensor, region_bytes};
+use super::pack::{EFFORT, Packing, Span, live, pack};
+use super::stages::Stages;
+use crate::plan::Plan;
+use pipec_program::id::IdVec;
+use pipec_program::{Buffer, BufferId, Bytes, Category, Device, DeviceId, Space, StageId, View};
+use std::collections::BTreeMap;
+
+/// Buffers start at multiples of this many bytes.
+const ALIGNMENT: u64 = 64;
+
+/// The memory of a device, as planned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Arena {
+    /// What lives for the whole step, by category; gaps of alignment are left out.
+    pub fixed: BTreeMap<Category, Bytes>,
+    /// The bytes of what comes and goes: activations and messages, as packed.
+    pub packed: Bytes,
+    /// The most bytes of it that are alive at once, by category; no packing is smaller than their sum.
+    pub least: BTreeMap<Category, Bytes>,
+    /// The end of the highest buffer.
+    pub end: Bytes,
+    /// What the device has.
+    pub capacity: Bytes,
+}
+
+/// Where everything of a device lies that lives for the whole step.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Fixed {
+    pub(super) stages: BTreeMap<StageId, StageViews>,
+    /// The gradients of all stages.
+    pub(super) gradients: Option<View>,
+    pub(super) tokens: Option<View>,
+    pub(super) targets: Option<View>,
+    pub(super) loss: Option<View>,
+    pub(super) squares: Option<View>,
+    pub(super) norm: Option<View>,
+    pub(super) factor: Option<View>,
+    pub(super) workspace: Option<View>,
+}
+
+/// The state and the gradients of a stage.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StageViews {
+    pub(super) weights: View,
+    pub(super) gradients: View,
+    pub(super) moment: View,
+    pub(super) variance: View,
+    pub(super) master: Option<View>,
+}
+
+/// What the step needs besides its stages.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Needs {
+    /// Bytes of the tokens, and of the targets, of the whole step.
+    pub(super) tokens: Bytes,
+    /// Bytes of the losses of all units.
+    pub(super) losses: Bytes,
+    /// Parameters of the model, where the norm of their gradients is asked for.
+    pub(super) clipped: Option<usize>,
+}
+
+/// The buffers of a program under construction.
+pub(super) struct Buffers {
+    pub(super) table: IdVec<BufferId, Buffer>,
+    pub(super) fixed: IdVec<DeviceId, Fixed>,
+    /// The end of what is placed in each device arena.
+    ends: IdVec<DeviceId, Bytes>,
+    fixed_bytes: IdVec<DeviceId, BTreeMap<Category, Bytes>>,
+}
+
+impl Buffers {
+    /// Places what lives for the whole step.
+    pub(super) fn new(plan: &Plan, stages: &Stages, needs: Needs) -> Self {
+        let mut buffers = Self {
+            table: IdVec::new(),
+            fixed: plan.devices.values().map(|_| Fixed::default()).collect(),
+            ends: plan.devices.values().map(|_| Bytes::ZERO).collect(),
+            fixed_bytes: plan.devices.values().map(|_| BTreeMap::new()).collect(),
+        };
+        for (device, chunks) in plan.devices.iter() {
+            buffers.place_fixed(device, chunks, stages, needs);
+        }
+        buffers
+    }
+
+    fn place_fixed(&mut self, device: DeviceId, chunks: &[StageId], stages: &Stages, needs: Needs) {
+        let mut weights: Vec<Option<View>> = Vec::new();
+        for &stage in chunks {
+            weights.push(self.add(
+                device,
+                format!("weights_{stage}"),
+                stages.of(stage).weights,
+                Category::Weights,
+            ));
+        }
+        // One buffer, so that one fill clears them.
+        let mut end = Bytes::ZERO;
+        let mut starts = Vec::new();
+        for &stage in chunks {
+            starts.push(end.align_up(ALIGNMENT));
+            end = end.align_up(ALIGNMENT) + stages.of(stage).gradients;
+        }
+        let gradients = self.add(device, format!("gradients_{device}"), end, Category::Gradients);
+        let mut fixed = Fixed { gradients, ..Fixed::default() };
+        for ((&stage, weights), &start) in chunks.iter().zip(weights).zip(&starts) {
+            let functions = stages.of(stage);
+            let mut moments = |name: &str| {
+                self.add(device, format!("{name}_{stage}"), functions.moments, Category::Optimizer)
+            };
+            let (moment, variance) = (moments("moment"), moments("variance"));
+            let master = has_master(functions.precision).then(|| moments("master")).flatten();
+            let (Some(weights), Some(gradients), Some(moment), Some(variance)) =
+                (weights, gradients, moment, variance)
+            else {
+                continue;
+            };
+            let gradients = View { buffer: gradients.buffer, offset: start, bytes: functions.gradients };
+            fixed.stages.insert(stage, StageViews { weights, gradients, moment, variance, master });
+        }
+        let takes = |region| {
+            let functions =
+                chunks.iter().map(|&stage| stages.of(stage)).flat_map(|f| [&f.forward, &f.backward]);
+            functions.filter_map(|function| region_bytes(function, region)).max()
+        };
+        let mut data =
+            |name: &str, bytes: Bytes| self.add(device, format!("{name}_{device}"), bytes, Category::Data);
+        fixed.tokens = takes(Region::Tokens).and_then(|_| data("tokens", needs.tokens));
+        fixed.targets = takes(Region::Targets).and_then(|_| data("targets", needs.tokens));
+        fixed.loss = takes(Region::Loss).and_then(|_| data("loss", needs.losses));
+        if let Some(parameters) = needs.clipped {
+            fixed.squares = data("squares", Bytes(8) * parameters as u64);
+            fixed.norm = data("norm", Bytes(8));
+            fixed.factor = data("factor", Bytes(4));
+        }
+        let workspace = takes(Region::Workspace).unwrap_or_default();
+        fixed.workspace = self.add(device, format!("workspace_{device}"), workspace, Category::Workspace);
+        self.fixed[device] = fixed;
+    }
+
+    /// A buffer above all others of the device that lives for the whole step; none without bytes.
+    fn add(&mut self, device: DeviceId, name: String, bytes: Bytes, category: Category) -> Option<View> {
+        (bytes > Bytes::ZERO).then(|| {
+            let offset = self.ends[device].align_up(ALIGNMENT);
+            self.ends[device] = offset + bytes;
+            *self.fixed_bytes[device].entry(category).or_default() += bytes;
+            let buffer =
+                self.table.push(Buffer { name, device, space: Space::Device, offset, bytes, category });
+            View { buffer, offset: Bytes::ZERO, bytes }
+        })
+    }
+
+    /// What every device has, and what of it is taken for the whole step.
+    pub(super) fn rooms(&self, devices: &IdVec<DeviceId, Device>) -> IdVec<DeviceId, Room> {
+        let room = |(id, device): (DeviceId, &Device)| Room {
+            capacity: device.memory,
+            fixed: self.ends[id].align_up(ALIGNMENT),
+        };
+        devices.iter().map(room).collect()
+    }
+
+    /// Places what comes and goes: a buffer for every place that tensors of one kind, stage and size take in turn.
+    /// Returns the buffer of each tensor.
+    pub(super) fn place_tensors(
+        &mut self,
+        lifetimes: &Lifetimes,
+        rooms: &IdVec<DeviceId, Room>,
+    ) -> (IdVec<DeviceId, Vec<Placed>>, IdVec<DeviceId, Arena>) {
+        let mut placed = IdVec::new();
+        let mut arenas = IdVec::new();
+        let mut effort = EFFORT;
+        let mut left = lifetimes.tensors.len() as u64;
+        for (device, tensors) in lifetimes.tensors.iter() {
+            let base = rooms[device].fixed;
+            let spans: Vec<Span> = tensors.iter().map(|tensor| tensor.span).collect();
+            // What one device leaves, others may use.
+            let mut share = effort / left;
+            (effort, left) = (effort - share, left - 1);
+            let Packing { offsets, height, .. } = pack(&spans, base.0, &mut share);
+            effort += share;
+            let mut known: BTreeMap<(StageId, Region, u64), BufferId> = BTreeMap::new();
+            let mut numbers: BTreeMap<(StageId, Region), u32> = BTreeMap::new();
+            let mut places = Vec::with_capacity(tensors.len());
+            for (tensor, &offset) in tensors.iter().zip(&offsets) {
+                let (stage, region) = (tensor.unit.stage, tensor.region);
+                let buffer = *known.entry((stage, region, offset)).or_insert_with(|| {
+                    let number = numbers.entry((stage, region)).or_default();
+                    let name = format!("{}_{stage}.{number}", region.name());
+                    *number += 1;
+                    self.table.push(Buffer {
+                        name,
+                        device,
+                        space: Space::Device,
+                        offset: base + Bytes(offset),
+                        bytes: Bytes(tensor.span.bytes),
+                        category: tensor.category,
+                    })
+                });
+                places.push(Placed { buffer, offset });
+            }
+            placed.push(places);
+            let end = if height > 0 { base + Bytes(height) } else { self.ends[device] };
+            arenas.push(Arena {
+                fixed: self.fixed_bytes[device].clone(),
+                packed: Bytes(height),
+                least: most_alive(tensors),
+                end,
+                capacity: rooms[device].capacity,
+            });
+        }
+        (placed, arenas)
+    }
+}
+
+/// The place of a tensor: its buffer, and where it starts above the fixed part of the arena.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Placed {
+    pub(super) buffer: BufferId,
+    pub(super) offset: u64,
+}
+
+/// The bytes by category at the first pass at which most are alive.
+fn most_alive(tensors: &[Tensor]) -> BTreeMap<Category, Bytes> {
+    let spans: Vec<Span> = tensors.iter().map(|tensor| tensor.span).collect();
+    let alive = live(&spans);
+    let most = alive.iter().copied().max().unwrap_or(0);
+    let peak = alive.iter().position(|&bytes| bytes == most).unwrap_or(0) as u32;
+    let mut sums = BTreeMap::new();
+    for tensor in tensors.iter().filter(|tensor| tensor.span.start <= peak && peak <= tensor.span.end) {
+        *sums.entry(tensor.category).or_default() += Bytes(tensor.span.bytes);
+    }
+    sums
+}
+
+/// The view of a region of a unit's tensor.
+pub(super) fn tensor_view(places: &[Placed], tensors: &[Tensor], held: Held) -> View {
+    let held = held as usize;
+    View { buffer: places[held].buffer, offset: Bytes::ZERO, bytes: Bytes(tensors[held].span.bytes) }
+}
+
+/// The place of a parameter in the buffers of its stage.
+pub(super) fn part(view: View, offset: Bytes, bytes: Bytes) -> View {
+    View { buffer: view.buffer, offset: view.offset + offset, bytes }
+}

@@ -1,0 +1,345 @@
+//! What a device holds from one pass to another, and when messages move.
+//!
+//! Everything here is ordered by one *reference execution*: the schedule run in order with the times of the plan and
+//! free messages. A message moves at a moment between the end of the pass that makes it and the start of the pass that
+//! takes it; [`Message::receive`] fixes it. Because memory is reused only after that moment in the reference, every wait
+//! that follows from reuse points backwards in it, so that no combination of waits can deadlock, whatever the real times.
+//!
+//! - A receive is posted as late as its consumer allows, then moved ahead up to one pass before its message is made, as
+//!   far as the device needs no more memory for it than the most that any device of the pipeline needs anyway.
+//! - A message stays with its sender for one pass longer than the reference says, so that sending overlaps with computing.
+
+use super::functions::{Region, StageFunction};
+use super::pack::{Span, live};
+use super::stages::Stages;
+use crate::plan::Plan;
+use crate::schedule::{Execution, Schedule};
+use pipec_program::id::IdVec;
+use pipec_program::{Bytes, Category, ChannelId, DeviceId, Pass, StageId, Unit};
+
+/// The number of a tensor among those of its device.
+pub(super) type Held = u32;
+
+/// A tensor that a device holds for some passes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tensor {
+    /// What it is to the unit that made it here or received it.
+    pub(super) region: Region,
+    /// That unit.
+    pub(super) unit: Unit,
+    /// What the memory report counts it as.
+    pub(super) category: Category,
+    /// Its size and the passes of the device during which it is alive.
+    pub(super) span: Span,
+    /// The last pass that touches it.
+    pub(super) last: u32,
+    /// Whether it is sent.
+    pub(super) sent: bool,
+}
+
+/// The tensors of a unit on its device; none where the stage has no such region.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnitTensors {
+    pub(super) input: Option<Held>,
+    pub(super) saved: Option<Held>,
+    pub(super) output: Option<Held>,
+    pub(super) output_gradient: Option<Held>,
+    pub(super) input_gradient: Option<Held>,
+}
+
+/// A message of a channel. Positions count the passes of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Message {
+    /// The unit whose pass makes it.
+    pub(super) unit: Unit,
+    /// That pass.
+    pub(super) pass: Pass,
+    /// The tensor at the sender and at the receiver.
+    pub(super) sent: Held,
+    pub(super) received: Held,
+    /// The pass of the sender that makes it.
+    pub(super) made: u32,
+    /// The pass of the receiver that takes it first.
+    pub(super) taken: u32,
+    /// How many passes of the receiver are over when it may be received.
+    pub(super) receive: u32,
+}
+
+/// A stream of messages between the devices of two neighbouring stages.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Stream {
+    /// The stage that makes the messages.
+    pub(super) from: StageId,
+    /// The stage that takes them.
+    pub(super) to: StageId,
+    /// In the order in which they are made.
+    pub(super) messages: Vec<Message>,
+}
+
+/// All tensors and messages.
+pub(super) struct Lifetimes {
+    /// The tensors of each device.
+    pub(super) tensors: IdVec<DeviceId, Vec<Tensor>>,
+    /// The tensors of each unit, by its index in the plan.
+    pub(super) units: Vec<UnitTensors>,
+    /// The messages of each channel.
+    pub(super) streams: IdVec<ChannelId, Stream>,
+}
+
+/// What a device has and what it holds all the time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) capacity: Bytes,
+    pub(super) fixed: Bytes,
+}
+
+/// Finds what is alive when.
+pub(super) fn lifetimes(
+    plan: &Plan,
+    schedule: &Schedule,
+    execution: &Execution,
+    stages: &Stages,
+    rooms: &IdVec<DeviceId, Room>,
+) -> Lifetimes {
+    let passes = Passes::new(plan, schedule);
+    let mut streams = streams(plan, schedule, &passes);
+    let mut held = Lifetimes {
+        tensors: plan.devices.values().map(|_| Vec::new()).collect(),
+        units: vec![UnitTensors::default(); plan.units()],
+        streams: IdVec::new(),
+    };
+    for (device, steps) in schedule.devices.iter() {
+        for step in steps {
+            if step.pass == Pass::F {
+                hold_unit(plan, stages, &passes, &mut held, device, step.unit);
+            }
+        }
+    }
+    for (_, stream) in streams.iter_mut() {
+        for message in &mut stream.messages {
+            let taker = held.units[plan.unit_index(Unit { stage: stream.to, ..message.unit })];
+            let maker = held.units[plan.unit_index(message.unit)];
+            let (sent, received) = match message.pass {
+                Pass::F => (maker.output, taker.input),
+                Pass::B | Pass::W | Pass::BW | Pass::R => (maker.input_gradient, taker.output_gradient),
+            };
+            (message.sent, message.received) = (sent.unwrap_or_default(), received.unwrap_or_default());
+        }
+    }
+    held.streams = streams;
+    held.receive_late(plan);
+    held.keep_until_sent(plan, execution);
+    held.receive_early(plan, execution, rooms);
+    held.keep_until_sent(plan, execution);
+    held
+}
+
+/// The position of the passes of every unit among those of its device.
+struct Passes {
+    forward: Vec<u32>,
+    backward: Vec<u32>,
+}
+
+impl Passes {
+    fn new(plan: &Plan, schedule: &Schedule) -> Self {
+        let mut passes = Self { forward: vec![0; plan.units()], backward: vec![0; plan.units()] };
+        for steps in schedule.devices.values() {
+            for (position, step) in (0..).zip(steps) {
+                let unit = plan.unit_index(step.unit);
+                match step.pass {
+                    Pass::F => passes.forward[unit] = position,
+                    Pass::B | Pass::BW => passes.backward[unit] = position,
+                    // Weight gradients and recomputation make no messages.
+                    Pass::W | Pass::R => {}
+                }
+            }
+        }
+        passes
+    }
+}
+
+/// The channels of all boundaries between devices, outputs before gradients.
+fn streams(plan: &Plan, schedule: &Schedule, passes: &Passes) -> IdVec<ChannelId, Stream> {
+    let mut streams = IdVec::new();
+    let mut ids: IdVec<StageId, [Option<ChannelId>; 2]> = plan.stages.ids().map(|_| [None; 2]).collect();
+    for stage in plan.stages.ids() {
+        let Some(after) = plan.after(stage) else { continue };
+        if plan.stages[stage].device != plan.stages[after].device {
+            ids[stage][0] = Some(streams.push(Stream { from: stage, to: after, messages: Vec::new() }));
+            ids[after][1] = Some(streams.push(Stream { from: after, to: stage, messages: Vec::new() }));
+        }
+    }
+    for steps in schedule.devices.values() {
+        for (made, step) in (0..).zip(steps) {
+            let (channel, taker) = match step.pass {
+                Pass::F => (ids[step.unit.stage][0], &passes.forward),
+                Pass::B | Pass::BW => (ids[step.unit.stage][1], &passes.backward),
+                Pass::W | Pass::R => continue,
+            };
+            let Some(channel) = channel else { continue };
+            let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..step.unit })];
+            let (sent, received) = (0, 0);
+            let message =
+                Message { unit: step.unit, pass: step.pass, sent, received, made, taken, receive: taken };
+            streams[channel].messages.push(message);
+        }
+    }
+    streams
+}
+
+/// The size of a region of a function; none where the function does not take it.
+pub(super) fn region_bytes(function: &StageFunction, region: Region) -> Option<Bytes> {
+    let position = function.regions.iter().find(|&(_, &taken)| taken == region)?.0;
+    function.function.params.get(position).map(|param| param.bytes)
+}
+
+/// Adds the tensors that a unit makes or receives on its device.
+fn hold_unit(
+    plan: &Plan,
+    stages: &Stages,
+    passes: &Passes,
+    held: &mut Lifetimes,
+    device: DeviceId,
+    unit: Unit,
+) {
+    let index = plan.unit_index(unit);
+    let functions = stages.of(unit.stage);
+    let (forward, backward) = (passes.forward[index], passes.backward[index]);
+    let tensors = &mut held.tensors[device];
+    let mut add = |region, category, bytes: Bytes, start, end| {
+        tensors.push(Tensor {
+            region,
+            unit,
+            category,
+            span: Span { bytes: bytes.0, start, end },
+            last: end,
+            sent: false,
+        });
+        Held::try_from(tensors.len() - 1).ok()
+    };
+    let elsewhere = |other: StageId| plan.stages[other].device != device;
+    let takes_input = |stage| region_bytes(&stages.of(stage).backward, Region::Input).is_some();
+
+    let own = &mut held.units[index];
+    own.saved = region_bytes(&functions.forward, Region::Saved)
+        .and_then(|bytes| add(Region::Saved, Category::Activations, bytes, forward, backward));
+    if let Some(before) = plan.before(unit.stage) {
+        if elsewhere(before) {
+            let (category, end) = match takes_input(unit.stage) {
+                true => (Category::Activations, backward),
+                false => (Category::Communication, forward),
+            };
+            own.input = region_bytes(&functions.forward, Region::Input)
+                .and_then(|bytes| add(Region::Input, category, bytes, forward, end));
+        }
+        // A neighbour on this device takes the gradient where it was made.
+        let end = if elsewhere(before) {
+            backward
+        } else {
+            passes.backward[plan.unit_index(Unit { stage: before, ..unit })]
+        };
+        own.input_gradient = region_bytes(&functions.backward, Region::InputGradient)
+            .and_then(|bytes| add(Region::InputGradient, Category::Communication, bytes, backward, end));
+    }
+    let mut shared_output = None;
+    if let Some(after) = plan.after(unit.stage) {
+        let next = plan.unit_index(Unit { stage: after, ..unit });
+        let (category, end) = match (elsewhere(after), takes_input(after)) {
+            (true, _) => (Category::Communication, forward),
+            (false, true) => (Category::Activations, passes.backward[next]),
+            (false, false) => (Category::Communication, passes.forward[next]),
+        };
+        own.output = region_bytes(&functions.forward, Region::Output)
+            .and_then(|bytes| add(Region::Output, category, bytes, forward, end));
+        if elsewhere(after) {
+            own.output_gradient =
+                region_bytes(&functions.backward, Region::OutputGradient).and_then(|bytes| {
+                    add(Region::OutputGradient, Category::Communication, bytes, backward, backward)
+                });
+        } else {
+            shared_output = Some((next, own.output));
+        }
+    }
+    let input_gradient = own.input_gradient;
+    if let Some((next, output)) = shared_output {
+        held.units[next].input = output;
+    }
+    if let Some(before) = plan.before(unit.stage).filter(|&before| !elsewhere(before)) {
+        held.units[plan.unit_index(Unit { stage: before, ..unit })].output_gradient = input_gradient;
+    }
+}
+
+impl Lifetimes {
+    /// Posts every receive when its consumer starts, or earlier where a later message of its channel is taken before.
+    fn receive_late(&mut self, plan: &Plan) {
+        for (_, stream) in self.streams.iter_mut() {
+            let tensors = &mut self.tensors[plan.stages[stream.to].device];
+            let mut latest = u32::MAX;
+            for message in stream.messages.iter_mut().rev() {
+                latest = latest.min(message.taken);
+                message.receive = latest;
+                tensors[message.received as usize].span.start = latest;
+            }
+        }
+    }
+
+    /// Holds every message at its sender until one pass after the reference has moved it.
+    fn keep_until_sent(&mut self, plan: &Plan, execution: &Execution) {
+        for (_, stream) in self.streams.iter() {
+            let (sender, receiver) = (plan.stages[stream.from].device, plan.stages[stream.to].device);
+            let (sender_passes, receiver_passes) = (&execution.devices[sender], &execution.devices[receiver]);
+            let mut moved = 0;
+            for message in &stream.messages {
+                let posted =
+                    (message.receive as usize).checked_sub(1).map_or(0, |last| receiver_passes[last].1);
+                moved = sender_passes[message.made as usize].1.max(posted).max(moved);
+                let next = sender_passes.partition_point(|pass| pass.0 < moved);
+                let tensor = &mut self.tensors[sender][message.sent as usize];
+                // At the end of the step nothing follows that could reuse the bytes.
+                tensor.span.end = next.min(sender_passes.len() - 1) as u32;
+                tensor.sent = true;
+            }
+        }
+    }
+
+    /// Posts receives ahead where memory allows it.
+    fn receive_early(&mut self, plan: &Plan, execution: &Execution, rooms: &IdVec<DeviceId, Room>) {
+        let mut alive: IdVec<DeviceId, Vec<u64>> = self
+            .tensors
+            .iter()
+            .map(|(device, tensors)| {
+                let mut alive = live(&tensors.iter().map(|tensor| tensor.span).collect::<Vec<_>>());
+                alive.resize(execution.devices[device].len(), 0);
+                alive
+            })
+            .collect();
+        let peak = |device: DeviceId, alive: &[u64]| {
+            rooms[device].fixed + Bytes(alive.iter().copied().max().unwrap_or(0))
+        };
+        let most = alive.iter().map(|(device, alive)| peak(device, alive)).max().unwrap_or_default();
+        let limits: IdVec<DeviceId, Bytes> = alive
+            .iter()
+            .map(|(device, alive)| {
+                most.min(rooms[device].capacity).max(peak(device, alive)) - rooms[device].fixed
+            })
+            .collect();
+        for (_, stream) in self.streams.iter_mut() {
+            let (sender, receiver) = (plan.stages[stream.from].device, plan.stages[stream.to].device);
+            let alive = &mut alive[receiver];
+            let mut previous = 0;
+            for message in &mut stream.messages {
+                let before = execution.devices[sender][message.made as usize].0;
+                let over = execution.devices[receiver].partition_point(|pass| pass.1 <= before) as u32;
+                let tensor = &mut self.tensors[receiver][message.received as usize];
+                while message.receive > over.max(previous)
+                    && alive[message.receive as usize - 1] + tensor.span.bytes <= limits[receiver].0
+                {
+                    message.receive -= 1;
+                    alive[message.receive as usize] += tensor.span.bytes;
+                }
+                tensor.span.start = message.receive;
+                previous = message.receive;
+            }
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! The one place where the stages of the compiler stand in order.
+
+use crate::graph::{self, Graphs, graphs};
+use crate::lower::{Arena, LowerError, Lowered, Stages, lower};
+use crate::plan::{Plan, plan};
+use crate::schedule::{self, Schedule, order};
+use crate::spec::{Origins, Spec};
+use pipe_grammar::diagnostic::Diagnostic;
+use pipec_program::id::IdVec;
+use pipec_program::text::print_with_lines;
+use pipec_program::{DeviceId, Program, Verified, Violations, verify};
+use std::fmt;
+
+/// What came out of a spec.
+#[derive(Clone, Debug)]
+pub struct Compiled {
+    /// The cut and its placement.
+    pub plan: Plan,
+    /// The order of passes.
+    pub schedule: Schedule,
+    /// The program.
+    pub program: Verified,
+    /// The memory of each device, as planned.
+    pub arenas: IdVec<DeviceId, Arena>,
+}
+
+/// What a stage has made.
+#[derive(Clone, Copy, Debug)]
+pub enum Stage<'a> {
+    /// The graphs of all distinct layers, verified.
+    Graphs(&'a Graphs),
+    /// The cut and its placement.
+    Plan(&'a Plan),
+    /// The order of passes, verified.
+    Schedule(&'a Schedule),
+    /// The functions of all distinct stages.
+    Functions(&'a Stages),
+    /// The program and its memory, not yet verified.
+    Lowered(&'a Lowered),
+    /// The program, verified.
+    Program(&'a Verified),
+}
+
+impl Stage<'_> {
+    /// The name of the stage that has just ended, for timings.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Graphs(_) => "graph",
+            Self::Plan(_) => "plan",
+            Self::Schedule(_) => "schedule",
+            Self::Functions(_) => "functions",
+            Self::Lowered(_) => "lower",
+            Self::Program(_) => "verify",
+        }
+    }
+}
+
+/// Sees what every stage makes, as soon as it is made.
+pub trait Observer {
+    /// A stage has ended.
+    fn stage(&mut self, stage: Stage<'_>);
+}
+
+/// Sees nothing.
+impl Observer for () {
+    fn stage(&mut self, _: Stage<'_>) {}
+}
+
+/// Why there is no program.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Error {
+    /// The spec asks for what cannot be.
+    Diagnostics(Vec<Diagnostic>),
+    /// The compiler made something wrong: a bug of pipec, whatever the spec says. The text tells which stage and what.
+    Internal(String),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Diagnostics(diagnostics) => {
+                for (position, diagnostic) in diagnostics.iter().enumerate() {
+                    let separator = if position == 0 { "" } else { "\n" };
+                    write!(f, "{separator}{}: {}", diagnostic.code, diagnostic.message)?;
+                }
+                Ok(())
+            }
+            Self::Internal(message) => f.write_str(message),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+/// Compiles a spec. `inputs` is the hash of the texts that it was made from, which the program carries.
+///
+/// # Errors
+/// [`Error::Diagnostics`] where the cut, the placement or the memory of the spec does not work out;
+/// [`Error::Internal`] where a stage breaks its own laws.
+pub fn compile(
+    spec: &Spec,
+    origins: &Origins,
+    inputs: &str,
+    observer: &mut dyn Observer,
+) -> Result<Compiled, Error> {
+    let graphs = graphs(&spec.model, &spec.train);
+    for graph in graphs.values() {
+        lawful("graph", graph::verify(graph))?;
+    }
+    observer.stage(Stage::Graphs(&graphs));
+    let plan = plan(spec, &graphs, origins).map_err(Error::Diagnostics)?;
+    observer.stage(Stage::Plan(&plan));
+    let schedule = order(spec.pipeline.schedule, &plan);
+    lawful("schedule", schedule::verify(&plan, &schedule))?;
+    observer.stage(Stage::Schedule(&schedule));
+    let stages = Stages::new(&spec.model, &graphs, &plan);
+    observer.stage(Stage::Functions(&stages));
+    let lowered = lower(spec, origins, &plan, &stages, &schedule, inputs).map_err(|error| match error {
+        LowerError::Diagnostics(diagnostics) => Error::Diagnostics(diagnostics),
+        LowerError::Deadlock(_) => Error::Internal(error.to_string()),
+    })?;
+    observer.stage(Stage::Lowered(&lowered));
+    let Lowered { program, arenas } = lowered;
+    let program = proved(program)?;
+    observer.stage(Stage::Program(&program));
+    Ok(Compiled { plan, schedule, program, arenas })
+}
+
+/// The most violations that an internal error lists.
+const MOST_LISTED: usize = 20;
+
+/// An internal error if a stage broke a law.
+fn lawful<V: fmt::Display>(stage: &str, violations: Vec<V>) -> Result<(), Error> {
+    if violations.is_empty() {
+        return Ok(());
+    }
+    let mut text = format!("the {stage} stage of pipec broke its laws, which is a bug of pipec:");
+    for violation in violations.iter().take(MOST_LISTED) {
+        text += &format!("\n  {violation}");
+    }
+    if violations.len() > MOST_LISTED {
+        text += &format!("\n  and {} more", violations.len() - MOST_LISTED);
+    }
+    Err(Error::Internal(text))
+}
+
+/// Verifies a program of our own.
+fn proved(program: Program) -> Result<Verified, Error> {
+    // The proof takes the program; a copy is kept to show where it fails.
+    let copy = program.clone();
+    verify(program).map_err(|violations| Error::Internal(annotated(&copy, &violations)))
+}
+
+/// Violations below the lines of the program that they are about.
+fn annotated(program: &Program, violations: &Violations) -> String {
+    let (text, lines) = print_with_lines(program);
+    let rows: Vec<&str> = text.lines().collect();
+    let mut message = "pipec made a program that breaks its laws, which is a bug of pipec:".to_owned();
+    for (line, violation) in violations.at_lines(&lines).into_iter().take(MOST_LISTED) {
+        if let Some(line) = line {
+            let row = rows.get((line as usize).saturating_sub(1)).copied().unwrap_or_default();
+            message += &format!("\n{line:>6} | {}", row.trim_start());
+        }
+        message += &format!("\n       = {violation}");
+    }
+    let more = violations.list.len().saturating_sub(MOST_LISTED) + violations.more;
+    if more > 0 {
+        message += &format!("\n       = and {more} more");
+    }
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_program_is_shown_with_its_lines() {
+        let text = "pprog 1\nprogram \"broken\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }\n\
+                    training { seed 1 }\nlearning_rate constant { rate 0.001 }\n\
+                    device d0 \"cpu\" { memory 1 KiB, host_memory 1 KiB, bandwidth 1 GB/s, upload [], download [], threads 1 }\n\
+                    buffer b0 \"large\" workspace d0.device[0..2048]\n";
+        let (program, _) = pipec_program::text::parse(text).unwrap();
+        let Err(Error::Internal(message)) = proved(program) else { panic!("it does not fit") };
+        insta::assert_snapshot!(message, @r#"
+    pipec made a program that breaks its laws, which is a bug of pipec:
+         3 | batch { micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }
+           = batch: 1 units cannot run in 0 instructions
+         9 | buffer b0 "large" workspace d0.device[0..2048]
+           = b0: ends at byte 2048, d0 has 1024 bytes of memory
+    "#);
+    }
+
+    #[test]
+    fn laws_are_listed() {
+        let broken: Vec<u32> = (0..22).collect();
+        assert!(lawful("plan", Vec::<u32>::new()).is_ok());
+        let Err(Error::Internal(message)) = lawful("plan", broken) else { panic!("laws were broken") };
+        assert!(message.starts_with("the plan stage of pipec broke its laws"));
+        assert!(message.ends_with("\n  19\n  and 2 more"));
+    }
+}
