@@ -126,7 +126,7 @@ impl Writer<'_> {
             return (start, head.name.span.end);
         };
         let close = self.lines.next_close(last.span.end);
-        let breaks = self.lines.must_break(Span::new(head.name.span.end, close));
+        let breaks = self.lines.must_break(Span::new(head.span.start, close));
         let flat: Option<Vec<String>> =
             head.parameters.iter().map(|each| self.flat_parameter(each)).collect();
         let flat = flat.filter(|_| !breaks);
