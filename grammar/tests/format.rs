@@ -40,7 +40,7 @@ fn comments(text: &str) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn formatting_keeps_tree_and_comments_and_is_idempotent(seed in any::<u64>(), size in 0u64..6) {

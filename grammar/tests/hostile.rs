@@ -140,7 +140,7 @@ fn bytes_are_survived() {
 }
 
 /// Long enough that growth with the square would take minutes, short enough for every test run.
-const LARGE: usize = MAX_SIZE / 4;
+const LARGE: usize = MAX_SIZE / 8;
 
 /// Large texts, each the worst of its kind.
 #[test]
@@ -185,7 +185,7 @@ fn huge_files_take_bounded_time() {
             check_diagnostic(&text, diagnostic);
         }
         // A generous bound for a loaded machine; what it must catch is growth with the square.
-        assert!(taken < Duration::from_secs(20), "{shown:?} took {taken:?}");
+        assert!(taken < Duration::from_secs(60), "{shown:?} took {taken:?}");
     }
 }
 
