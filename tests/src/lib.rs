@@ -1,1 +1,142 @@
-#![doc = ""]
+//! Helpers of the suite: from the text of a `.pipe` file to losses, in one call each.
+//!
+//! The suites themselves stand in `tests/`, one file per promise. No product code lives here.
+#![forbid(unsafe_code)]
+
+use pipe_grammar::diagnostic::SourceId;
+use pipec_compiler::pipeline::{self, Compiled};
+use pipec_compiler::spec::{self, Choice, Cut, Origins, Resolution, Schedule, Sources, Spec};
+use pipec_cpu::CpuDevice;
+use pipec_program::Verified;
+use pipec_runtime::checkpoint::Progress;
+use pipec_runtime::data::Batches;
+use pipec_runtime::engine::{Engine, Options};
+use pipec_runtime::train::{Metrics, NotFinite, Observer, Run, train};
+use pipec_runtime::{Device, ReferenceDevice, state};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+/// The root of the repository.
+pub fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Resolves a file of the repository, with the files beside it that it uses.
+///
+/// # Panics
+/// When it cannot be read or has errors: the file is part of the suite.
+pub fn resolve(path: &str) -> Resolution {
+    let mut sources = Sources::new();
+    let mut waiting = vec![path.to_owned()];
+    let mut next = 0;
+    while let Some(path) = waiting.pop() {
+        let text =
+            std::fs::read_to_string(root().join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
+        let parsed = pipe_grammar::parse(SourceId(next), &text);
+        assert!(parsed.diagnostics.is_empty(), "{path}: {:#?}", parsed.diagnostics);
+        waiting.extend(spec::uses(&parsed.file).map(|used| spec::used_path(&path, &used.value)));
+        sources.add(&path, parsed.file);
+        next += 1;
+    }
+    spec::resolve(&sources, SourceId(0), &Choice::default())
+        .unwrap_or_else(|errors| panic!("{path}: {errors:#?}"))
+}
+
+/// Resolves a text that uses no files.
+///
+/// # Panics
+/// When it has errors.
+pub fn resolve_text(text: &str) -> Resolution {
+    let parsed = pipe_grammar::parse(SourceId(0), text);
+    assert!(parsed.diagnostics.is_empty(), "{:#?}", parsed.diagnostics);
+    let mut sources = Sources::new();
+    sources.add("test.pipe", parsed.file);
+    spec::resolve(&sources, SourceId(0), &Choice::default()).unwrap_or_else(|errors| panic!("{errors:#?}"))
+}
+
+/// The same spec on so many devices under another schedule and cut.
+pub fn replan(spec: &Spec, devices: u32, schedule: Schedule, cut: Cut) -> Spec {
+    let mut spec = spec.clone();
+    let chunks = match schedule {
+        Schedule::GPipe | Schedule::OneFOneB => 1,
+        Schedule::Interleaved { virtual_stages, .. } => virtual_stages,
+    };
+    spec.pipeline.devices = devices;
+    spec.pipeline.stages = devices * chunks;
+    spec.pipeline.schedule = schedule;
+    spec.pipeline.cut = cut;
+    for node in &mut spec.cluster.nodes {
+        node.devices = devices;
+    }
+    spec
+}
+
+/// Compiles a spec.
+///
+/// # Errors
+/// What the compiler says.
+pub fn compile(spec: &Spec, origins: &Origins) -> Result<Compiled, pipeline::Error> {
+    pipeline::compile(spec, origins, "", &mut ())
+}
+
+/// What computes in a test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The obvious interpreter.
+    Reference,
+    /// Machine code.
+    Cpu,
+}
+
+/// An engine for a program.
+///
+/// # Panics
+/// When it cannot be made.
+pub fn engine(program: &Arc<Verified>, kind: Kind, options: Options) -> Engine {
+    Engine::new(Arc::clone(program), options, |_, description| -> Result<Box<dyn Device>, _> {
+        Ok(match kind {
+            Kind::Reference => Box::new(ReferenceDevice::new()),
+            Kind::Cpu => Box::new(CpuDevice::new(description.threads as usize)?),
+        })
+    })
+    .unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Trains from fresh weights and returns what each step has shown.
+///
+/// # Panics
+/// When the run fails.
+pub fn run(engine: &mut Engine, steps: u64) -> Vec<Metrics> {
+    state::initialise(engine).unwrap_or_else(|error| panic!("{error}"));
+    go_on(engine, Progress { step: 0, sequences: 0 }, steps)
+}
+
+/// Trains on from where the state of the engine is.
+///
+/// # Panics
+/// When the run fails.
+pub fn go_on(engine: &mut Engine, from: Progress, steps: u64) -> Vec<Metrics> {
+    struct Seen(Vec<Metrics>);
+    impl Observer for Seen {
+        fn step(&mut self, metrics: &Metrics) {
+            self.0.push(metrics.clone());
+        }
+    }
+    let mut seen = Seen(Vec::new());
+    let mut batches = Batches::open(engine.program(), &root()).unwrap_or_else(|error| panic!("{error}"));
+    let run = Run { steps, checkpoints: None, not_finite: NotFinite::Warn };
+    train(engine, &mut batches, from, &run, &AtomicBool::new(false), &mut seen)
+        .unwrap_or_else(|error| panic!("{error}"));
+    seen.0
+}
+
+/// The losses of so many steps of a spec from fresh weights.
+///
+/// # Panics
+/// When it does not compile or run.
+pub fn losses(spec: &Spec, origins: &Origins, kind: Kind, steps: u64) -> Vec<f64> {
+    let compiled = compile(spec, origins).unwrap_or_else(|error| panic!("{error:?}"));
+    let mut engine = engine(&Arc::new(compiled.program), kind, Options::default());
+    run(&mut engine, steps).iter().map(|metrics| metrics.loss).collect()
+}

@@ -6,7 +6,14 @@ use std::path::PathBuf;
 
 /// Compiles `.pipe` files to pipeline programs, shows, simulates and runs them.
 #[derive(Debug, Parser)]
-#[command(name = "pipec", version, about, max_term_width = 100, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "pipec",
+    version,
+    about,
+    max_term_width = 100,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 pub struct Arguments {
     /// What to do.
     #[command(subcommand)]
@@ -86,6 +93,9 @@ pub struct Choice {
     /// The cluster to compile for instead of the one that the pipeline names.
     #[arg(long, value_name = "NAME")]
     pub cluster: Option<String>,
+    /// The training run instead of the one that the pipeline names.
+    #[arg(long, value_name = "NAME")]
+    pub train: Option<String>,
 }
 
 /// `pipec check`.

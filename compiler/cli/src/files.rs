@@ -22,7 +22,10 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
         File::open(path)?.take(LARGEST_SOURCE + 1).read_to_end(&mut bytes)?
     };
     if read as u64 > LARGEST_SOURCE {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, format!("larger than {LARGEST_SOURCE} bytes")));
+        return Err(io::Error::new(
+            io::ErrorKind::FileTooLarge,
+            format!("larger than {LARGEST_SOURCE} bytes"),
+        ));
     }
     Ok(bytes)
 }

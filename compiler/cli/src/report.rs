@@ -6,6 +6,7 @@
 use crate::arguments::{Color, ErrorFormat};
 use miette::{GraphicalReportHandler, GraphicalTheme, LabeledSpan, NamedSource, SourceCode};
 use pipe_grammar::diagnostic::{Diagnostic, Severity, SourceId};
+use pipec_compiler::spec::LIBRARY;
 use serde::Serialize;
 use std::fmt;
 use std::io::IsTerminal;
@@ -49,6 +50,7 @@ impl Reporter {
         let mut text = String::new();
         for diagnostic in sorted {
             let source = source_of(sources, diagnostic.source);
+            let source = source.as_ref();
             match self.format {
                 ErrorFormat::Human => text.push_str(&self.human(source, diagnostic)),
                 ErrorFormat::Short => text.push_str(&short(source, diagnostic)),
@@ -86,9 +88,8 @@ impl Reporter {
     }
 
     fn human(self, source: Option<&Source>, diagnostic: &Diagnostic) -> String {
-        let theme =
-            if self.color { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
-        let handler = GraphicalReportHandler::new_themed(theme).with_width(100).with_context_lines(0);
+        let theme = if self.color { GraphicalTheme::unicode() } else { GraphicalTheme::unicode_nocolor() };
+        let handler = GraphicalReportHandler::new_themed(theme).with_width(100).with_context_lines(1);
         let drawn = Drawn {
             diagnostic,
             source: source.map(|source| NamedSource::new(&source.name, source.text.clone())),
@@ -102,8 +103,13 @@ impl Reporter {
     }
 }
 
-fn source_of(sources: &[Source], id: SourceId) -> Option<&Source> {
-    sources.get(usize::try_from(id.0).ok()?)
+/// Own sources count up from 0; the shipped library has numbers of its own.
+fn source_of(sources: &[Source], id: SourceId) -> Option<Source> {
+    let own = usize::try_from(id.0).ok().and_then(|index| sources.get(index)).cloned();
+    own.or_else(|| {
+        let file = LIBRARY.iter().find(|file| file.source == id)?;
+        Some(Source { name: file.path.to_owned(), text: file.text.to_owned() })
+    })
 }
 
 fn summary(diagnostics: &[Diagnostic]) -> String {

@@ -4,10 +4,10 @@
 mod programs;
 
 use super::*;
-use pipec_program::{Costs, Event, Nanos, Program, simulate};
+use pipec_program::{Costs, Event, Nanos, Verified, simulate};
 use programs::*;
 
-fn simulated(program: &Program) -> Timeline {
+fn simulated(program: &Verified) -> Timeline {
     simulate(program, &Costs::roofline(program))
 }
 
@@ -16,13 +16,13 @@ fn named(timeline: &Timeline) -> [Named<'_>; 1] {
 }
 
 /// Two devices, free messages.
-fn two() -> Program {
-    build(&one_f_one_b(2, 3))
+fn two() -> Verified {
+    verified(&one_f_one_b(2, 3))
 }
 
 /// Four devices, messages that take a fifth of a pass, an update.
-fn four() -> Program {
-    build(&Pipeline {
+fn four() -> Verified {
+    verified(&Pipeline {
         times: [1000, 1000, 1000, 2000, 1000],
         update: 500,
         link: Some((1_280_000_000, 50)),
@@ -33,7 +33,7 @@ fn four() -> Program {
 }
 
 /// A run that took a tenth longer, and the first device a fifth.
-fn measured(program: &Program, timeline: &Timeline) -> Timeline {
+fn measured(program: &Verified, timeline: &Timeline) -> Timeline {
     let slower = |time: Nanos| Nanos(time.0 + time.0 / 10);
     let events = timeline.events().iter().map(|&event| Event {
         start: slower(event.start),
@@ -44,7 +44,7 @@ fn measured(program: &Program, timeline: &Timeline) -> Timeline {
 }
 
 fn unit(pipeline: &Pipeline) -> String {
-    let program = build(pipeline);
+    let program = verified(pipeline);
     let timeline = simulate(&program, &Costs::unit(&program));
     grid(&program, &[Named { name: "unit costs", timeline: &timeline }], Scale::Unit)
 }
@@ -88,7 +88,7 @@ fn drawings() {
         ("svg_recompute", recompute()),
         ("svg_zero_bubble", zero_bubble(3, 4)),
     ] {
-        let program = build(&pipeline);
+        let program = verified(&pipeline);
         insta::assert_snapshot!(name, svg(&program, &named(&simulated(&program))));
     }
 }
@@ -119,12 +119,12 @@ fn a_timeline_survives_json() {
     let text = json(&program, &timeline);
     insta::assert_snapshot!("json_two", text);
     assert_eq!(timeline_from_json(&program, &text).unwrap(), timeline);
-    let other = build(&gpipe(2, 3));
+    let other = verified(&gpipe(2, 3));
     assert_eq!(
         timeline_from_json(&other, &text).unwrap_err().to_string(),
         "the timeline belongs to another program"
     );
-    let mut changed = program.clone();
+    let mut changed = build(&one_f_one_b(2, 3));
     changed.inputs = "f00d".to_owned();
     assert!(matches!(timeline_from_json(&changed, &text), Err(JsonError::OtherProgram)));
     assert!(matches!(timeline_from_json(&program, "{"), Err(JsonError::Syntax(_))));
@@ -149,7 +149,7 @@ fn a_profile_survives_json() {
 
 #[test]
 fn pictures_of_nothing() {
-    let program = build(&one_f_one_b(1, 1));
+    let program = verified(&one_f_one_b(1, 1));
     let empty = Timeline::default();
     for text in [
         grid(&program, &named(&empty), Scale::Columns(10)),

@@ -17,13 +17,13 @@ pub(crate) fn has_master(precision: DType) -> bool {
 
 /// Places parameters one after the other, given with their number of elements, and returns the number of elements up
 /// to the end of the last, gaps included.
-pub(super) fn place_parameters(
+pub(crate) fn place_parameters(
     parameters: impl IntoIterator<Item = (ParameterId, u64)>,
     precision: DType,
 ) -> (Vec<StageParameter>, u64) {
     let weight = precision.bytes();
     let gradient = accumulator_type(precision).bytes();
-    let moment = DType::F32.bytes();
+    let moment = gradient;
     // The smallest element decides: then every region is aligned with the same gaps in elements.
     let step = ALIGNMENT / weight.min(moment).0;
     let mut end = 0u64;

@@ -19,7 +19,7 @@ mod tests;
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, TensorType};
 
-pub(crate) use layout::has_master;
+pub(crate) use layout::{has_master, place_parameters};
 pub use optimizer::{clip_function, norm_function, update_function};
 pub use stage::stage_functions;
 

@@ -82,21 +82,22 @@ pub fn update_function(
     });
     let learning_rate = function.scalar("learning_rate", ScalarType::Real);
     let step = function.scalar("step", ScalarType::Integer);
+    let moments = accumulator_type(stage.precision);
     let touches =
-        |a: &StageParameter, b: &StageParameter| a.moment + DType::F32.bytes() * a.elements == b.moment;
+        |a: &StageParameter, b: &StageParameter| a.moment + moments.bytes() * a.elements == b.moment;
     for range in stage.parameters.chunk_by(touches) {
         let first = &range[0];
         let elements = range.iter().map(|place| place.elements).sum();
         let ty = |dtype| TensorType::new(dtype, &[elements]);
         let mut inputs =
-            vec![function.value(gradients, first.gradient, ty(accumulator_type(stage.precision)))];
+            vec![function.value(gradients, first.gradient, ty(moments))];
         inputs.extend(factor);
         let mut outputs = vec![
             function.value(weights, first.weight, ty(stage.precision)),
-            function.value(moment, first.moment, ty(DType::F32)),
-            function.value(variance, first.moment, ty(DType::F32)),
+            function.value(moment, first.moment, ty(moments)),
+            function.value(variance, first.moment, ty(moments)),
         ];
-        outputs.extend(master.map(|master| function.value(master, first.moment, ty(DType::F32))));
+        outputs.extend(master.map(|master| function.value(master, first.moment, ty(moments))));
         let op = Op::AdamW { beta1, beta2, eps, weight_decay, learning_rate, step };
         function.kernel(op, inputs, &outputs);
     }

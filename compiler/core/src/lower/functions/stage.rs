@@ -130,7 +130,7 @@ impl<'a> Stage<'a> {
         self.parameters = places;
         self.weights = precision.bytes() * elements;
         self.gradients = crate::graph::accumulator_type(precision).bytes() * elements;
-        self.moments = pipec_program::DType::F32.bytes() * elements;
+        self.moments = self.gradients;
     }
 
     /// Places what kernels of this stage make and its backward pass reads, in the order in which it is made.

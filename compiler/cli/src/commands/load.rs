@@ -1,0 +1,180 @@
+//! From a file name to a spec or a verified program.
+
+use super::Failure;
+use crate::arguments::{Choice, Input};
+use crate::files;
+use crate::report::{Reporter, Source};
+use pipe_grammar::ast::File;
+use pipe_grammar::diagnostic::{Diagnostic, Severity, SourceId};
+use pipec_compiler::pipeline::{self, Compiled, Observer};
+use pipec_compiler::spec::{self, Resolution, Sources};
+use pipec_program::{Verified, text, verify};
+use sha2::{Digest, Sha256};
+use std::path::{Path, PathBuf};
+
+/// A `.pipe` file with everything it uses, resolved.
+pub(super) struct Loaded {
+    /// The texts, in the numbering of diagnostics.
+    pub(super) sources: Vec<Source>,
+    /// The syntax tree of the file itself.
+    pub(super) file: File,
+    /// What they mean.
+    pub(super) resolution: Resolution,
+    /// The identity of what was read: SHA-256 of the texts and the choice, in hexadecimal.
+    pub(super) hash: String,
+}
+
+/// Whether a file holds a program rather than a spec, by its name.
+pub(super) fn is_program(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "pprog")
+}
+
+/// Reads and resolves a `.pipe` file; warnings go to standard error.
+pub(super) fn spec(input: &Input, reporter: Reporter) -> Result<Loaded, Failure> {
+    if is_program(&input.file) {
+        return Err(Failure::usage(
+            reporter,
+            format!("{} is a program; this needs a .pipe file", input.file.display()),
+        ));
+    }
+    let (sources, file, parsed) = parse(&input.file, reporter)?;
+    let choice = choice(&input.choice);
+    let resolution = spec::resolve(&parsed, SourceId(0), &choice)
+        .map_err(|diagnostics| Failure::diagnostics(reporter.diagnostics(&sources, &diagnostics)))?;
+    if !resolution.warnings.is_empty() {
+        eprint!("{}", reporter.diagnostics(&sources, &resolution.warnings));
+    }
+    let hash = hash(&sources, &input.choice);
+    Ok(Loaded { sources, file, resolution, hash })
+}
+
+/// Checks a file of models, clusters and training runs that has no pipeline; false for a file that has one, or a program.
+pub(super) fn check_library(input: &Input, reporter: Reporter) -> Result<bool, Failure> {
+    // Standard input can be read once only, and is no library.
+    if is_program(&input.file) || input.file == Path::new("-") {
+        return Ok(false);
+    }
+    let (sources, file, parsed) = parse(&input.file, reporter)?;
+    let declares = !file.models.is_empty() || !file.clusters.is_empty() || !file.trains.is_empty();
+    if !file.pipelines.is_empty() || !declares {
+        return Ok(false);
+    }
+    let diagnostics = spec::check(&parsed, SourceId(0));
+    let text = reporter.diagnostics(&sources, &diagnostics);
+    if diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
+        return Err(Failure::diagnostics(text));
+    }
+    eprint!("{text}");
+    Ok(true)
+}
+
+/// Compiles a resolved file.
+pub(super) fn compile(
+    loaded: &Loaded,
+    observer: &mut dyn Observer,
+    reporter: Reporter,
+) -> Result<Compiled, Failure> {
+    let Resolution { spec, origins, .. } = &loaded.resolution;
+    pipeline::compile(spec, origins, &loaded.hash, observer).map_err(|error| match error {
+        pipeline::Error::Diagnostics(diagnostics) => {
+            Failure::diagnostics(reporter.diagnostics(&loaded.sources, &diagnostics))
+        }
+        pipeline::Error::Internal(message) => Failure::internal(reporter, message),
+    })
+}
+
+/// The verified program of a `.pipe` or `.pprog` file.
+pub(super) fn program(input: &Input, reporter: Reporter) -> Result<Verified, Failure> {
+    if is_program(&input.file) {
+        return program_text(&input.file, reporter);
+    }
+    let loaded = spec(input, reporter)?;
+    Ok(compile(&loaded, &mut (), reporter)?.program)
+}
+
+/// The verified program of a `.pprog` file.
+pub(super) fn program_text(path: &Path, reporter: Reporter) -> Result<Verified, Failure> {
+    let bytes = files::read(path).map_err(|error| Failure::file(reporter, path, &error))?;
+    let name = path.display();
+    let source = String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        Failure::diagnostics(reporter.plain(None, &format!("{name}: not UTF-8 from byte {at} on")))
+    })?;
+    let (program, lines) = text::parse(&source).map_err(|errors| {
+        let told =
+            errors.iter().map(|error| reporter.plain(None, &format!("{name}:{error}"))).collect::<String>();
+        Failure::diagnostics(told)
+    })?;
+    verify(program).map_err(|violations| {
+        let mut told = String::new();
+        for (line, violation) in violations.at_lines(&lines) {
+            let place = line.map_or(name.to_string(), |line| format!("{name}:{line}"));
+            told.push_str(&reporter.plain(None, &format!("{place}: {violation}")));
+        }
+        if violations.more > 0 {
+            told.push_str(&reporter.plain(None, &format!("{name}: and {} more", violations.more)));
+        }
+        Failure::diagnostics(told)
+    })
+}
+
+fn choice(choice: &Choice) -> spec::Choice {
+    spec::Choice {
+        pipeline: choice.pipeline.clone(),
+        model: choice.model.clone(),
+        cluster: choice.cluster.clone(),
+        train: choice.train.clone(),
+    }
+}
+
+/// Reads and parses a file and all files that it uses, directly or not.
+fn parse(entry: &Path, reporter: Reporter) -> Result<(Vec<Source>, File, Sources), Failure> {
+    let mut sources = Vec::new();
+    let mut parsed = Sources::new();
+    let mut first = None;
+    let mut faults: Vec<Diagnostic> = Vec::new();
+    let mut waiting: Vec<PathBuf> = vec![entry.to_path_buf()];
+    while let Some(path) = waiting.pop() {
+        let bytes = match files::read(&path) {
+            Ok(bytes) => bytes,
+            // A used file that is missing is told at the place of its `use`.
+            Err(_) if !sources.is_empty() => continue,
+            Err(error) => return Err(Failure::file(reporter, &path, &error)),
+        };
+        let id = SourceId(u32::try_from(sources.len()).unwrap_or(u32::MAX));
+        let file = match std::str::from_utf8(&bytes) {
+            Ok(text) => pipe_grammar::parse(id, text),
+            Err(_) => pipe_grammar::parse_bytes(id, &bytes),
+        };
+        let name = path.display().to_string();
+        for used in spec::uses(&file.file) {
+            let used = spec::used_path(&name, &used.value);
+            let known = parsed.at(&used).is_some() || spec::used_path("", &name) == used;
+            if !known && !waiting.iter().any(|path| path.display().to_string() == used) {
+                waiting.push(PathBuf::from(used));
+            }
+        }
+        faults.extend(file.diagnostics);
+        first.get_or_insert_with(|| file.file.clone());
+        parsed.add(&name, file.file);
+        sources.push(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() });
+    }
+    if faults.is_empty() {
+        Ok((sources, first.unwrap_or_default(), parsed))
+    } else {
+        Err(Failure::diagnostics(reporter.diagnostics(&sources, &faults)))
+    }
+}
+
+fn hash(sources: &[Source], choice: &Choice) -> String {
+    let mut hash = Sha256::new();
+    for source in sources {
+        hash.update((source.text.len() as u64).to_le_bytes());
+        hash.update(source.text.as_bytes());
+    }
+    for name in [&choice.pipeline, &choice.model, &choice.cluster, &choice.train].into_iter().flatten() {
+        hash.update((name.len() as u64).to_le_bytes());
+        hash.update(name.as_bytes());
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
