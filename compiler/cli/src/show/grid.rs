@@ -16,8 +16,8 @@ pub enum Scale {
     Unit,
 }
 
-/// The most columns that a unit grid may have; a longer one is scaled down to it.
-const UNIT_COLUMNS: u64 = 4096;
+/// The most columns of a grid; a wider one is scaled down to it.
+const MOST_COLUMNS: u64 = 4096;
 
 /// Draws timelines of one program; several lie over each other, a line each per device.
 ///
@@ -44,8 +44,8 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
         .max()
         .unwrap_or(1);
     let columns = match scale {
-        Scale::Columns(columns) => columns.max(1) as u64,
-        Scale::Unit => (makespan.0.saturating_mul(longest as u64 + 1)).clamp(1, UNIT_COLUMNS),
+        Scale::Columns(columns) => (columns as u64).clamp(1, MOST_COLUMNS),
+        Scale::Unit => (makespan.0.saturating_mul(longest as u64 + 1)).clamp(1, MOST_COLUMNS),
     };
     let column = |time: Nanos| {
         let scaled = (u128::from(time.0) * u128::from(columns) + u128::from(makespan.0) / 2)
@@ -54,14 +54,14 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
         scaled as usize
     };
 
+    let uses: Vec<_> = timelines.iter().map(|named| device_use(program, named.timeline)).collect();
     let mut text = title(program);
-    for named in timelines {
-        let uses = device_use(program, named.timeline);
+    for (named, uses) in timelines.iter().zip(&uses) {
         let time = match scale {
             Scale::Columns(_) => named.timeline.makespan().to_string(),
             Scale::Unit => format!("{} units", named.timeline.makespan().0),
         };
-        text += &format!("\n{}: makespan {time}, bubble {}", named.name, percent(bubble(&uses)));
+        text += &format!("\n{}: makespan {time}, bubble {}", named.name, percent(bubble(uses)));
     }
     text += "\n\n";
 
@@ -80,10 +80,10 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
     let mut kinds = BTreeSet::new();
     let mut names = names.iter();
     for (row, lines) in &all {
-        for (marks, named) in lines.iter().zip(timelines) {
+        for (marks, uses) in lines.iter().zip(&uses) {
             kinds.extend(marks.iter().filter(|mark| mark.event.end > mark.event.start).map(|mark| mark.kind));
             let line = line(marks, row, sliced, columns as usize, column);
-            let idle = device_use(program, named.timeline)[row.device].bubble;
+            let idle = uses[row.device].bubble;
             let name = names.next().map_or("", String::as_str);
             text += &format!("{name:margin$}{line} {:>7}\n", percent(idle));
         }

@@ -1,4 +1,4 @@
-//! Profiles as JSON: what `pipec profile` writes and `pipec simulate --profile` reads.
+//! Profiles as JSON: what `pipec profile` writes and `pipec simulate --costs` reads.
 
 use pipec_program::cost::{DeviceProfile, FunctionProfile};
 use pipec_program::{Bytes, BytesPerSecond, Flops, Nanos, Profile};

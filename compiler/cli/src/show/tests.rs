@@ -155,6 +155,7 @@ fn pictures_of_nothing() {
         grid(&program, &named(&empty), Scale::Columns(10)),
         grid(&program, &named(&empty), Scale::Unit),
         grid(&program, &[], Scale::Columns(0)),
+        grid(&program, &named(&empty), Scale::Columns(usize::MAX)),
         svg(&program, &named(&empty)),
         svg(&program, &[]),
         trace(&program, &[]),

@@ -12,8 +12,8 @@ use super::Named;
 use super::axis::{label, percent, ticks};
 use super::scene::{Kind, Lane, Mark, Row, lanes, makespan, rows, title};
 use pipec_program::memory::{ArenaUse, memory as arenas};
-use pipec_program::simulate::{bubble, device_use};
-use pipec_program::{Bytes, Category, Nanos, Program, QueueKind};
+use pipec_program::simulate::{DeviceUse, bubble, device_use};
+use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Program, QueueKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use style::{fill, ink};
@@ -50,6 +50,7 @@ struct Drawing<'a> {
     program: &'a Program,
     timelines: &'a [Named<'a>],
     rows: Vec<Row>,
+    uses: Vec<IdVec<DeviceId, DeviceUse>>,
     arenas: Vec<ArenaUse>,
     makespan: Nanos,
     /// Where the time axis starts.
@@ -69,6 +70,7 @@ impl<'a> Drawing<'a> {
             timelines,
             left: 24.0 + 7.2 * names as f64 + 52.0,
             makespan: makespan(timelines),
+            uses: timelines.iter().map(|named| device_use(program, named.timeline)).collect(),
             arenas: timelines.first().map(|named| arenas(program, named.timeline)).unwrap_or_default(),
             rows,
             kinds: BTreeSet::new(),
@@ -86,14 +88,13 @@ impl<'a> Drawing<'a> {
         self.y = 34.0;
         let heading = title(self.program);
         self.text(16.0, "title", &heading);
-        for named in self.timelines {
+        for (index, named) in self.timelines.iter().enumerate() {
             self.y += 18.0;
-            let uses = device_use(self.program, named.timeline);
             let caption = format!(
                 "{}: makespan {}, bubble {}",
                 named.name,
                 named.timeline.makespan(),
-                percent(bubble(&uses))
+                percent(bubble(&self.uses[index]))
             );
             self.text(16.0, "caption", &caption);
         }
@@ -147,9 +148,9 @@ impl<'a> Drawing<'a> {
     fn device(&mut self, row: &Row, scale: Bytes) {
         let start = self.y;
         let several = self.timelines.len() > 1;
-        for named in self.timelines {
+        for (index, named) in self.timelines.iter().enumerate() {
             let lanes = lanes(self.program, named.timeline, row.device);
-            let idle = device_use(self.program, named.timeline)[row.device].bubble;
+            let idle = self.uses[index][row.device].bubble;
             let compute = merged(&lanes, QueueKind::Compute);
             if several {
                 self.lane_name(named.name, COMPUTE);
