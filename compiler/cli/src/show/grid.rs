@@ -81,7 +81,7 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
     let mut names = names.iter();
     for (row, lines) in &all {
         for (marks, uses) in lines.iter().zip(&uses) {
-            kinds.extend(marks.iter().filter(|mark| mark.event.end > mark.event.start).map(|mark| mark.kind));
+            kinds.extend(marks.iter().filter(|mark| is_drawn(mark, &column)).map(|mark| mark.kind));
             let line = line(marks, row, sliced, columns as usize, column);
             let idle = uses[row.device].bubble;
             let name = names.next().map_or("", String::as_str);
@@ -92,16 +92,22 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
     text
 }
 
+/// Whether a mark has a place: a whole column, or any time at all where it is more than a fill or a copy.
+fn is_drawn(mark: &Mark, column: impl Fn(Nanos) -> usize) -> bool {
+    let aside = matches!(mark.kind, Kind::Fill | Kind::Copy);
+    mark.event.end > mark.event.start && (!aside || column(mark.event.end) > column(mark.event.start))
+}
+
 /// The line of one device.
 fn line(marks: &[Mark], row: &Row, sliced: bool, columns: usize, column: impl Fn(Nanos) -> usize) -> String {
     let mut line = vec!['.'; columns];
-    for mark in marks.iter().filter(|mark| mark.event.end > mark.event.start) {
+    for mark in marks.iter().filter(|mark| is_drawn(mark, &column)) {
         let start = column(mark.event.start).min(columns - 1);
         let end = column(mark.event.end).min(columns);
         let label = mark.label(row, sliced);
         if end <= start {
             // Too short for a column: a letter, where nothing longer stands.
-            if line[start] == '.' && !matches!(mark.kind, Kind::Fill | Kind::Copy) {
+            if line[start] == '.' {
                 line[start] = label.chars().next().unwrap_or('.');
             }
             continue;
