@@ -81,7 +81,7 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
     let mut names = names.iter();
     for (row, lines) in &all {
         for (marks, uses) in lines.iter().zip(&uses) {
-            kinds.extend(marks.iter().filter(|mark| is_drawn(mark, &column)).map(|mark| mark.kind));
+            kinds.extend(marks.iter().filter(|mark| is_drawn(mark, column)).map(|mark| mark.kind));
             let line = line(marks, row, sliced, columns as usize, column);
             let idle = uses[row.device].bubble;
             let name = names.next().map_or("", String::as_str);
