@@ -8,13 +8,20 @@ use pipe_grammar::diagnostic::{Diagnostic, Severity};
 pub(super) struct Report {
     diagnostics: Vec<Diagnostic>,
     errors: usize,
+    warnings: usize,
 }
 
 impl Report {
-    /// Adds a finding.
+    /// Adds a finding; beyond [`MAX_DIAGNOSTICS`] errors, and as many warnings, they are only counted.
     pub(super) fn push(&mut self, diagnostic: Diagnostic) {
-        self.errors += usize::from(diagnostic.severity == Severity::Error);
-        self.diagnostics.push(diagnostic);
+        let number = match diagnostic.severity {
+            Severity::Error => &mut self.errors,
+            Severity::Warning => &mut self.warnings,
+        };
+        *number += 1;
+        if *number <= MAX_DIAGNOSTICS {
+            self.diagnostics.push(diagnostic);
+        }
     }
 
     /// The number of errors so far.

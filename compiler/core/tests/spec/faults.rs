@@ -102,6 +102,30 @@ fn uneven_cuts_are_legal() {
     }
 }
 
+/// Hostile files end in an error, and in few of them.
+#[test]
+fn limits() {
+    let many = |count: u64, line: fn(u64) -> String| (0..count).map(line).collect::<String>();
+    let bodies = [
+        "repeat 20000 { x = relu(x) }".to_owned(),
+        many(3, |_| "repeat 10000 { x = relu(x) }\n".to_owned()),
+        many(300, |_| "repeat 2 { x = relu(x) }\n".to_owned()),
+        format!("repeat 16000 {{ {} }}", many(300, |_| "x = relu(x)\n".to_owned())),
+        format!(
+            "{}repeat 2 {{ x = relu(x) }}\n{}",
+            many(300, |name| format!("a{name} = relu(x)\n")),
+            many(300, |name| format!("x = x + a{name}\n"))
+        ),
+    ];
+    for body in bodies {
+        let said = resolve_text(&format!("{}{RUN}", small_model(&body))).expect_err("too much");
+        assert!(said.len() <= pipe_grammar::MAX_DIAGNOSTICS);
+        assert!(said.iter().all(|diagnostic| diagnostic.code == Code::OutOfRange), "{said:?}");
+    }
+    let keys = many(1000, |key| format!("k{key}: 1\n"));
+    assert_eq!(checked(&format!("train {{ {keys} }}")).len(), pipe_grammar::MAX_DIAGNOSTICS);
+}
+
 #[test]
 fn choices_pick_declarations() {
     let text = format!(

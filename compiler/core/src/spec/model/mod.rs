@@ -24,8 +24,8 @@ use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId};
 use pipec_program::id::IdVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The most repeats that a model may have, and the most repetitions and expanded operations: far above every
-/// published model, and small enough that a hostile file ends in an error within bounded time and memory.
+/// The most repeats that a model may have, and the most repetitions and operations in all of them together: far above
+/// every published model, and small enough that a hostile file ends in an error within bounded time and memory.
 const MAX_REPEATS: usize = 256;
 const MAX_REPETITIONS: u64 = 1 << 14;
 const MAX_OPERATIONS: u64 = 1 << 22;
@@ -164,8 +164,9 @@ struct Builder<'a> {
     binding: String,
     /// The largest embedding table and where it is used.
     vocab: Option<(u64, Origin)>,
-    /// Repeats so far, and operations in all of their repetitions.
+    /// Repeats so far, their repetitions, and the operations in all of these.
     repeats: usize,
+    repetitions: u64,
     operations: u64,
     inputs: Vec<Origin>,
     losses: Vec<(Origin, usize)>,
@@ -189,6 +190,7 @@ impl<'a> Builder<'a> {
             binding: String::new(),
             vocab: None,
             repeats: 0,
+            repetitions: 0,
             operations: 0,
             inputs: Vec::new(),
             losses: Vec::new(),
@@ -279,10 +281,12 @@ impl<'a> Builder<'a> {
         }
         let count = self.constant(&repeat.count);
         let count = count.as_count(1, &self.environment, self.report).and_then(|count| {
-            if count <= MAX_REPETITIONS {
+            self.repetitions = self.repetitions.saturating_add(count);
+            if self.repetitions <= MAX_REPETITIONS {
                 return Some(count);
             }
-            let error = self.error(Code::OutOfRange, format!("{count} repetitions are too many"));
+            let what = format!("{} repetitions are too many", self.repetitions);
+            let error = self.error(Code::OutOfRange, what);
             self.report.push(error.at(repeat.count.span, format!("at most {MAX_REPETITIONS}")));
             None
         });

@@ -12,6 +12,9 @@ use pipec_program::ParameterId;
 use pipec_program::id::{Id, IdVec};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// The most values that may cross a boundary between pieces; published models have one or two.
+const MAX_CROSSING: usize = 256;
+
 /// The distinct layers so far.
 #[derive(Default)]
 struct Layers {
@@ -31,7 +34,17 @@ impl Builder<'_> {
         let vocab = self.vocab?.0;
         let drafts: Vec<Draft> =
             std::mem::take(&mut self.drafts).into_iter().filter(|draft| !draft.is_empty()).collect();
-        let crossings = crossings(&drafts);
+        let crossings = match crossings(&drafts) {
+            Ok(crossings) => crossings,
+            Err(name) => {
+                let origin =
+                    self.names.get(&name).map_or(Origin::default(), |index| self.bounds[*index].origin);
+                let error = self.error(Code::OutOfRange, "too many values are carried from piece to piece");
+                self.report
+                    .push(error.at(origin.span, format!("at most {MAX_CROSSING}; this is one of them")));
+                return None;
+            }
+        };
         let mut layers = Layers::default();
         let mut model = Model {
             name: name.to_owned(),
@@ -134,11 +147,13 @@ impl Builder<'_> {
                 (name, value)
             })
             .collect();
+        // What operations of the layer made and no output is yet.
+        let mut free: BTreeSet<ValueId> =
+            operations.iter().filter_map(|(operation, _)| operation.output).collect();
         let mut outputs: Vec<ValueId> = Vec::new();
         for name in outgoing {
             let value = draft.bound.get(name).or_else(|| inputs.get(name)).copied()?;
-            let plain = operations.iter().any(|(operation, _)| operation.output == Some(value));
-            if plain && !outputs.contains(&value) {
+            if free.remove(&value) {
                 outputs.push(value);
                 continue;
             }
@@ -232,19 +247,22 @@ impl Builder<'_> {
     }
 }
 
-/// The names that come into each draft and those that go out of it.
-fn crossings(drafts: &[Draft]) -> Vec<(BTreeSet<String>, BTreeSet<String>)> {
+/// The names that come into each draft and those that go out of it; or one of them where they are too many.
+fn crossings(drafts: &[Draft]) -> Result<Vec<(BTreeSet<String>, BTreeSet<String>)>, String> {
     let mut needed: BTreeSet<String> = BTreeSet::new();
     let mut crossings = Vec::new();
     for draft in drafts.iter().rev() {
         let outgoing = needed;
         let passing = outgoing.iter().filter(|name| !draft.bound.contains_key(*name)).cloned();
         let incoming: BTreeSet<String> = draft.incoming.keys().cloned().chain(passing).collect();
+        if incoming.len() > MAX_CROSSING {
+            return Err(incoming.into_iter().next().unwrap_or_default());
+        }
         needed = incoming.clone();
         crossings.push((incoming, outgoing));
     }
     crossings.reverse();
-    crossings
+    Ok(crossings)
 }
 
 /// What the layer of each draft is called: `embedding` before the first repeat, `head` after the last, the label of a
