@@ -2,6 +2,7 @@
 
 use super::{Graph, Kind, Phase};
 use pipec_program::id::{Id, IdVec};
+use pipec_program::signature::{self, Accumulation};
 use pipec_program::{Kernel, Node, Op, ValueId};
 
 /// Every invariant of [`Graph`] that does not hold, as a sentence; empty for a good graph.
@@ -175,6 +176,7 @@ impl Check<'_> {
             self.states[origin].written = true;
             self.states[origin].forward |= pass == Pass::Forward;
         }
+        self.types(kernel);
         if let Op::Map { nodes, .. } = &kernel.op {
             for node in nodes {
                 match node {
@@ -188,6 +190,28 @@ impl Check<'_> {
                     | Node::Binary(..) => {}
                 }
             }
+        }
+    }
+
+    /// The signature of the op.
+    fn types(&mut self, kernel: &Kernel) {
+        let graph = self.graph;
+        let ty = |value: ValueId| graph.values.get(value).map(|value| &value.ty);
+        let inputs: Option<Vec<_>> = kernel.inputs.iter().map(|&input| ty(input)).collect();
+        let outputs: Option<Vec<_>> = kernel.outputs.iter().map(|output| ty(output.value)).collect();
+        let (Some(inputs), Some(outputs)) = (inputs, outputs) else { return };
+        let name = kernel.op.name();
+        if let Err(fault) = signature::check(&kernel.op, &inputs, &outputs) {
+            self.fault(format!("{name}: {fault}"));
+        }
+        let added = kernel.outputs.iter().filter(|output| output.accumulate).count();
+        let wrong = match signature::accumulation(&kernel.op) {
+            Accumulation::Never => added > 0,
+            Accumulation::Allowed => false,
+            Accumulation::Always => added < kernel.outputs.len(),
+        };
+        if wrong {
+            self.fault(format!("{name} adds to {added} of its {} results", kernel.outputs.len()));
         }
     }
 }

@@ -7,6 +7,7 @@ use super::place::{self, Block};
 use super::{Region, StageFunction};
 use crate::graph::{LOSS_SCALE, SEED};
 use pipec_program::id::{Id, IdVec};
+use pipec_program::signature;
 use pipec_program::{
     Access, Body, Bytes, Function, Kernel, Node, Op, Output, Param, Scalar, ScalarId, ScalarType, TensorType,
     Value, ValueId,
@@ -192,19 +193,22 @@ impl Pass {
         }
         let mut merged = Merged((0..self.storages.len()).map(StorageId).collect());
         for (time, kernel) in self.kernels.iter().enumerate() {
-            if !may_work_in_place(&kernel.op) {
-                continue;
-            }
             let mut taken: Vec<StorageId> = Vec::new();
-            for output in kernel.outputs.iter().filter(|output| !output.accumulate) {
+            for (position, output) in
+                kernel.outputs.iter().enumerate().filter(|(_, output)| !output.accumulate)
+            {
                 let (to, ty) = &self.tensors[output.value];
                 let to = merged.find(*to);
                 let place_of_result = self.storages[to.0];
                 // Bytes of the saved region are better taken than those of the workspace, which others can use.
-                let operands = kernel.inputs.iter().filter_map(|&input| {
+                let operands = kernel.inputs.iter().enumerate().filter_map(|(operand, &input)| {
                     let (from, of) = &self.tensors[input];
                     let from = merged.find(*from);
-                    let fits = of == ty && from != to && last[from.0] == time && !taken.contains(&from);
+                    let fits = signature::may_replace(&kernel.op, position, operand)
+                        && of == ty
+                        && from != to
+                        && last[from.0] == time
+                        && !taken.contains(&from);
                     let preference = match (self.storages[from.0], place_of_result) {
                         (Some((Region::Saved, _)), None) if !self.saves => 0,
                         (None, _) => 1,
@@ -311,32 +315,5 @@ fn scalar(op: &mut Op) -> Option<&mut ScalarId> {
         | Op::SumSquares
         | Op::ClipFactor { .. }
         | Op::AdamW { .. } => None,
-    }
-}
-
-/// Whether a result may lie in the bytes of an operand of its type.
-fn may_work_in_place(op: &Op) -> bool {
-    match op {
-        Op::Map { .. } | Op::Rope { .. } | Op::CrossEntropyGrad { .. } => true,
-        Op::Matmul { .. }
-        | Op::SumRows
-        | Op::Embedding
-        | Op::EmbeddingGrad
-        | Op::Positions { .. }
-        | Op::PositionsGrad { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsNormGrad
-        | Op::RmsNormGainGrad
-        | Op::LayerNorm { .. }
-        | Op::LayerNormGrad
-        | Op::LayerNormParamGrad
-        | Op::Attention(_)
-        | Op::AttentionGrad(_)
-        | Op::Softmax
-        | Op::SoftmaxGrad
-        | Op::CrossEntropy { .. }
-        | Op::SumSquares
-        | Op::ClipFactor { .. }
-        | Op::AdamW { .. } => false,
     }
 }
