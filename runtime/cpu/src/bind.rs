@@ -120,7 +120,8 @@ pub(crate) fn places(
 ) -> Result<(Vec<Place>, Vec<Target>), String> {
     let place = |id: ValueId| {
         let value = values.get(id).ok_or_else(|| format!("operand {id}, which is no value"))?;
-        let region = function.params.get(value.param).ok_or_else(|| format!("operand {id} without a region"))?;
+        let region =
+            function.params.get(value.param).ok_or_else(|| format!("operand {id} without a region"))?;
         let dtype = value.ty.dtype;
         match dtype {
             DType::F32 | DType::F64 | DType::U32 => {}
@@ -192,15 +193,15 @@ impl Operands<'_> {
         check(&self.outputs[index].place, DType::F64, elements, &format!("output {index}"))
     }
 
-    /// Checks that no output shares bytes with another operand, but that `in_place` allows a pair of an input and an
-    /// output that are the same.
-    fn separate(&self, in_place: impl Fn(usize, usize) -> bool) -> Result<(), String> {
+    /// Checks that no output shares bytes with another operand, except an input that is the very same value where
+    /// `in_place` allows it.
+    fn separate(&self, in_place: impl Fn(usize) -> bool) -> Result<(), String> {
         for (index, output) in self.outputs.iter().enumerate() {
             if self.outputs[..index].iter().any(|other| other.place.overlaps(&output.place)) {
                 return Err(format!("output {index}, which shares bytes with another"));
             }
             for (input, place) in self.inputs.iter().enumerate() {
-                let same = *place == output.place && in_place(input, index);
+                let same = *place == output.place && in_place(input);
                 if place.overlaps(&output.place) && !same {
                     return Err(format!("output {index}, which shares bytes with input {input}"));
                 }
@@ -239,7 +240,14 @@ pub(crate) fn bind(
             let depth = if transpose_a { a.rows } else { a.columns };
             operands.reads(&[(0, rows * depth), (1, columns * depth), (2, columns)])?;
             operands.writes(&[(0, rows * columns)])?;
-            Bound::Matmul(Product { rows, columns, depth, transpose_a, transpose_b, accumulate: c.accumulate })
+            Bound::Matmul(Product {
+                rows,
+                columns,
+                depth,
+                transpose_a,
+                transpose_b,
+                accumulate: c.accumulate,
+            })
         }
         Op::SumRows => {
             operands.count(1..2, 1..2)?;
@@ -289,7 +297,13 @@ pub(crate) fn bind(
         Op::RmsNormGrad => {
             operands.count(4..6, 1..2)?;
             let x = &inputs[0];
-            operands.reads(&[(0, x.elements), (1, x.columns), (2, x.rows), (3, x.elements), (4, x.elements)])?;
+            operands.reads(&[
+                (0, x.elements),
+                (1, x.columns),
+                (2, x.rows),
+                (3, x.elements),
+                (4, x.elements),
+            ])?;
             operands.writes(&[(0, x.elements)])?;
             Bound::RmsNormGrad
         }
@@ -333,7 +347,8 @@ pub(crate) fn bind(
                 return Err(format!("{rotary} rotating components of {head_dim} in rows of {}", x.columns));
             }
             let rotation = Rotation { tokens, rotary, base, pairing, scaling };
-            let known = tables.iter().find(|(known, _)| *known == rotation).map(|(_, table)| Arc::clone(table));
+            let known =
+                tables.iter().find(|(known, _)| *known == rotation).map(|(_, table)| Arc::clone(table));
             let table = known.unwrap_or_else(|| {
                 let table = Arc::new(rotation.table());
                 tables.push((rotation, Arc::clone(&table)));
@@ -415,7 +430,8 @@ pub(crate) fn bind(
         Op::SumSquares => {
             operands.count(1..usize::MAX, 1..2)?;
             operands.writes_f64(0, inputs.len())?;
-            let all: Vec<_> = inputs.iter().enumerate().map(|(index, place)| (index, place.elements)).collect();
+            let all: Vec<_> =
+                inputs.iter().enumerate().map(|(index, place)| (index, place.elements)).collect();
             operands.reads(&all)?;
             Bound::SumSquares
         }
@@ -435,13 +451,10 @@ pub(crate) fn bind(
             Bound::AdamW { rates, learning_rate: learning_rate.index(), step: step.index() }
         }
     };
-    operands.separate(|input, _| match bound {
-        Bound::Rope { .. } => true,
-        Bound::CrossEntropyGrad { .. } => input == 0,
-        // A full input that is an output has its size; a row or an element that is one has too.
-        Bound::Map { .. } => inputs[input].elements == outputs[0].place.elements,
-        _ => false,
-    })?;
+    // A row or an element of a map that is an output has the size of one, so it is a full input too.
+    let in_place = matches!(bound, Bound::Rope { .. } | Bound::Map { .. });
+    let logits = matches!(bound, Bound::CrossEntropyGrad { .. });
+    operands.separate(|input| in_place || (logits && input == 0))?;
     Ok(bound)
 }
 
@@ -454,7 +467,10 @@ fn positions(tokens: usize, first: usize, rows: usize) -> Result<(), String> {
 }
 
 /// The sizes of an attention with the extents of its operands.
-fn attention_shape(shape: &pipec_program::AttentionShape, inputs: &[Place]) -> Result<attention::Shape, String> {
+fn attention_shape(
+    shape: &pipec_program::AttentionShape,
+    inputs: &[Place],
+) -> Result<attention::Shape, String> {
     let (sequences, heads) = (size(shape.sequences)?, size(shape.heads)?);
     let (kv_heads, head_dim) = (size(shape.kv_heads)?, size(shape.head_dim)?);
     let per_sequence = |place: &Place| place.rows / sequences.max(1);

@@ -60,7 +60,8 @@ impl CpuDevice {
     /// # Errors
     /// As [`CpuDevice::new`].
     pub fn with_instruction_set(threads: usize, set: InstructionSet) -> Result<Self, DeviceError> {
-        let processor = Processor::new(set, threads).map_err(|error| DeviceError::Failed(error.to_string()))?;
+        let processor =
+            Processor::new(set, threads).map_err(|error| DeviceError::Failed(error.to_string()))?;
         let compiler = Compiler::new().map_err(DeviceError::Failed)?;
         Ok(Self { processor, compiler, tables: Vec::new(), functions: Vec::new() })
     }
@@ -84,7 +85,8 @@ impl Device for CpuDevice {
         };
         let mut steps = Vec::with_capacity(kernels.len());
         for (position, kernel) in kernels.iter().enumerate() {
-            let places = bind::places(function, values, kernel).map_err(|what| unsupported(Some(position), what))?;
+            let places =
+                bind::places(function, values, kernel).map_err(|what| unsupported(Some(position), what))?;
             let (inputs, outputs) = places;
             let bound = bind::bind(kernel, &inputs, &outputs, &mut self.compiler, &mut self.tables)
                 .map_err(|what| unsupported(Some(position), what))?;
@@ -140,7 +142,8 @@ impl Device for CpuDevice {
             DType::F32 => {
                 // SAFETY: the regions are valid for their length, aligned, and the engine lends them to this call
                 // alone; `from` and `to` share no byte.
-                let (from, to) = unsafe { (slice(from.as_ptr(), bytes / 4), slice_mut(to.as_ptr(), bytes / 4)) };
+                let (from, to) =
+                    unsafe { (slice(from.as_ptr(), bytes / 4), slice_mut(to.as_ptr(), bytes / 4)) };
                 self.processor.enter(|| optimizer::add(&self.processor, from, to));
             }
             DType::F64 => {
@@ -150,7 +153,9 @@ impl Device for CpuDevice {
                 to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
             }
             DType::F16 | DType::BF16 | DType::U32 => {
-                return Err(DeviceError::Failed(format!("a cpu device does not add elements of type {dtype}")));
+                return Err(DeviceError::Failed(format!(
+                    "a cpu device does not add elements of type {dtype}"
+                )));
             }
         }
         Ok(())
@@ -373,13 +378,22 @@ impl<'a> Call<'a> {
                 let targets = self.tokens(1, self.step.inputs[0].columns, ignore)?;
                 let (scale, logits) = (self.scalar(scale)?.real() as f32, self.rows_unless_in_place(0));
                 let dlogits = self.rows_mut(0);
-                softmax::cross_entropy_grad(processor, ignore, scale, logits, targets, self.input(2), dlogits);
+                softmax::cross_entropy_grad(
+                    processor,
+                    ignore,
+                    scale,
+                    logits,
+                    targets,
+                    self.input(2),
+                    dlogits,
+                );
             }
             Bound::Map { kernel, seed } => {
                 let seed = seed.map_or(Ok(0), |seed| Ok(self.scalar(seed)?.integer()))?;
                 let output = &self.step.outputs[0].place;
                 let mut pointers = [std::ptr::null_mut(); bind::MOST_POINTERS];
-                let places = self.step.inputs.iter().chain(self.step.outputs.iter().map(|output| &output.place));
+                let places =
+                    self.step.inputs.iter().chain(self.step.outputs.iter().map(|output| &output.place));
                 for (pointer, place) in pointers.iter_mut().zip(places) {
                     *pointer = self.pointer(place).cast::<f32>();
                 }
@@ -398,8 +412,7 @@ impl<'a> Call<'a> {
                 self.output::<f32>(1)[0] = factor;
             }
             Bound::AdamW { rates, learning_rate, step } => {
-                let adam =
-                    rates.at(self.scalar(*learning_rate)?.real(), self.scalar(*step)?.integer());
+                let adam = rates.at(self.scalar(*learning_rate)?.real(), self.scalar(*step)?.integer());
                 let factor = if self.step.inputs.len() > 1 { self.input::<f32>(1)[0] } else { 1.0 };
                 let (moment, variance) = (self.output(1), self.output(2));
                 let gradient = self.input(0);

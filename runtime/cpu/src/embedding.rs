@@ -5,7 +5,12 @@ use crate::parallel::{Processor, Rows, RowsMut};
 use std::ops::Range;
 
 /// Row `index(t)` of the table for every row t of `out`; indices are less than the rows of the table.
-pub(crate) fn gather(processor: &Processor, table: Rows<'_>, index: &(impl Fn(usize) -> usize + Sync), out: RowsMut<'_>) {
+pub(crate) fn gather(
+    processor: &Processor,
+    table: Rows<'_>,
+    index: &(impl Fn(usize) -> usize + Sync),
+    out: RowsMut<'_>,
+) {
     let (rows, columns) = (out.data.len() / out.columns.max(1), out.columns);
     processor.split(rows, columns / 8 + 1, out, &|tokens: Range<usize>, mut out: RowsMut<'_>| {
         for (token, out) in tokens.zip(out.iter_mut()) {

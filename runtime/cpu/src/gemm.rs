@@ -86,7 +86,19 @@ pub(crate) fn matmul(
         let rows = share(rows, ROW_UNIT, down, part / across);
         let columns = share(columns, COLUMN_UNIT, across, part % across);
         processor.with_scratch(|scratch| {
-            part_of_product(processor.set, a, transpose_a, b, transpose_b, &c, rows, columns, depth, store, scratch);
+            part_of_product(
+                processor.set,
+                a,
+                transpose_a,
+                b,
+                transpose_b,
+                &c,
+                rows,
+                columns,
+                depth,
+                store,
+                scratch,
+            );
         });
     });
 }
@@ -214,13 +226,27 @@ unsafe fn multiply<S: Simd, A: Left>(
     if columns.len() == width {
         let (c, stride) = c.block(rows.clone(), columns);
         // SAFETY: the caller's promise; the block of `c` lies inside.
-        unsafe { block_of_rows::<S, A, BLOCK_VECTORS>(simd, rows.len(), depth, a, b, width, c, stride, store) };
+        unsafe {
+            block_of_rows::<S, A, BLOCK_VECTORS>(simd, rows.len(), depth, a, b, width, c, stride, store)
+        };
         return;
     }
     let mut edge = [0.0f32; 12 * 32];
     let temporary = edge.as_mut_ptr();
     // SAFETY: the caller's promise; the temporary block has room for all columns of 12 rows.
-    unsafe { block_of_rows::<S, A, BLOCK_VECTORS>(simd, rows.len(), depth, a, b, width, temporary, width, Store::Set) };
+    unsafe {
+        block_of_rows::<S, A, BLOCK_VECTORS>(
+            simd,
+            rows.len(),
+            depth,
+            a,
+            b,
+            width,
+            temporary,
+            width,
+            Store::Set,
+        )
+    };
     for (row, sums) in rows.zip(edge.chunks_exact(width)) {
         // SAFETY: the caller promises that nobody else accesses these elements.
         let target = unsafe { c.row_mut(row, columns.clone()) };
@@ -234,7 +260,12 @@ unsafe fn multiply<S: Simd, A: Left>(
 /// Packs lanes that lie side by side in storage, a row of it per step: `[panel][step][WIDTH]`, with zeros in the lanes
 /// that the last panel lacks.
 #[inline(always)]
-fn pack_across<const WIDTH: usize>(source: View<'_>, lanes: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
+fn pack_across<const WIDTH: usize>(
+    source: View<'_>,
+    lanes: Range<usize>,
+    steps: Range<usize>,
+    packed: &mut [f32],
+) {
     for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * steps.len())) {
         let (panel, _) = panel.as_chunks_mut::<WIDTH>();
         let lanes = first..lanes.end.min(first + WIDTH);
@@ -253,7 +284,12 @@ fn pack_across<const WIDTH: usize>(source: View<'_>, lanes: Range<usize>, steps:
 
 /// Packs lanes that are rows of storage: 4 × 4 blocks are transposed in registers.
 #[inline(always)]
-pub(crate) fn pack_transposed<const WIDTH: usize>(source: View<'_>, lanes: Range<usize>, steps: Range<usize>, packed: &mut [f32]) {
+pub(crate) fn pack_transposed<const WIDTH: usize>(
+    source: View<'_>,
+    lanes: Range<usize>,
+    steps: Range<usize>,
+    packed: &mut [f32],
+) {
     let depth = steps.len();
     for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * depth)) {
         for group in (0..WIDTH).step_by(4) {

@@ -61,7 +61,8 @@ pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F) -> S::F {
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
     let magnitude = simd.abs(x);
     let square = simd.mul(x, x);
-    let tail = polynomial(simd, square, [1.573_944_1e-2, -5.230_256e-2, 1.331_524_7e-1, -3.333_276_8e-1, 0.0]);
+    let tail =
+        polynomial(simd, square, [1.573_944_1e-2, -5.230_256e-2, 1.331_524_7e-1, -3.333_276_8e-1, 0.0]);
     let small = simd.mul_add(tail, x, x);
     let one = simd.splat(1.0);
     let double = simd.add(magnitude, magnitude);

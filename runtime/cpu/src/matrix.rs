@@ -27,7 +27,11 @@ impl<'a> View<'a> {
     /// The first element of a block and the distance of its rows; panics when the block is not inside.
     #[inline(always)]
     pub(crate) fn block(&self, rows: Range<usize>, columns: Range<usize>) -> (*const f32, usize) {
-        assert!(rows.start < rows.end && columns.end <= self.columns && rows.end * self.columns <= self.data.len());
+        assert!(
+            rows.start < rows.end
+                && columns.end <= self.columns
+                && rows.end * self.columns <= self.data.len()
+        );
         (self.data[rows.start * self.columns + columns.start..].as_ptr(), self.columns)
     }
 }
@@ -70,6 +74,8 @@ impl<'a> SharedMatrix<'a> {
     pub(crate) unsafe fn row_mut(&self, row: usize, columns: Range<usize>) -> &mut [f32] {
         assert!(row < self.rows && columns.start <= columns.end && columns.end <= self.columns);
         // SAFETY: inside the matrix, and the caller promises that nobody else accesses it.
-        unsafe { std::slice::from_raw_parts_mut(self.data.add(row * self.columns + columns.start), columns.len()) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.data.add(row * self.columns + columns.start), columns.len())
+        }
     }
 }

@@ -82,7 +82,8 @@ impl Left for Strided {
     #[inline(always)]
     fn advance(self, steps: usize) -> Self {
         let [a, b, c, d] = self.groups;
-        let groups = [a.wrapping_add(steps), b.wrapping_add(steps), c.wrapping_add(steps), d.wrapping_add(steps)];
+        let groups =
+            [a.wrapping_add(steps), b.wrapping_add(steps), c.wrapping_add(steps), d.wrapping_add(steps)];
         Self { groups, stride: self.stride }
     }
 }
@@ -197,9 +198,5 @@ pub(crate) unsafe fn block_of_rows<S: Simd, A: Left, const VECTORS: usize>(
             }
         };
     }
-    if S::MANY_REGISTERS {
-        rows!(1 2 3 4 5 6 7 8 9 10 11 12)
-    } else {
-        rows!(1 2 3 4 5 6)
-    }
+    if S::MANY_REGISTERS { rows!(1 2 3 4 5 6 7 8 9 10 11 12) } else { rows!(1 2 3 4 5 6) }
 }

@@ -102,7 +102,17 @@ pub(crate) fn layer_norm_grad(
     processor.split(mean.len(), cost(x.columns), whole, &|_, (x, mean, inv_std, dy, residual, mut dx)| {
         for (row, ((x, dy), dx)) in x.iter().zip(dy.iter()).zip(dx.iter_mut()).enumerate() {
             let residual = residual.map(|residual| residual.row(row));
-            layer_norm_grad_row(processor.set, x, gain, mean[row], inv_std[row], dy, residual, dx, accumulate);
+            layer_norm_grad_row(
+                processor.set,
+                x,
+                gain,
+                mean[row],
+                inv_std[row],
+                dy,
+                residual,
+                dx,
+                accumulate,
+            );
         }
     });
 }

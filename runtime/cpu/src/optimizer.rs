@@ -91,7 +91,13 @@ pub(crate) fn add(processor: &Processor, from: &[f32], to: &mut [f32]) {
 
 /// The new weight, moment and variance.
 #[inline(always)]
-fn adamw_step<S: Simd>(simd: S, adam: &AdamW, factor: f32, gradient: S::F, [w, m, v]: [S::F; 3]) -> [S::F; 3] {
+fn adamw_step<S: Simd>(
+    simd: S,
+    adam: &AdamW,
+    factor: f32,
+    gradient: S::F,
+    [w, m, v]: [S::F; 3],
+) -> [S::F; 3] {
     let g = simd.mul(gradient, simd.splat(factor));
     let m = simd.mul_add(simd.splat(adam.beta1), m, simd.mul(simd.splat(adam.rest1), g));
     let v = simd.mul_add(simd.splat(adam.beta2), v, simd.mul(simd.mul(simd.splat(adam.rest2), g), g));

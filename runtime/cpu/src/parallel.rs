@@ -41,11 +41,8 @@ impl Processor {
     /// When the operating system gives no thread.
     pub(crate) fn new(set: InstructionSet, count: usize) -> Result<Self, rayon::ThreadPoolBuildError> {
         let count = count.max(1);
-        let pool = if count == 1 {
-            None
-        } else {
-            Some(rayon::ThreadPoolBuilder::new().num_threads(count).build()?)
-        };
+        let pool =
+            if count == 1 { None } else { Some(rayon::ThreadPoolBuilder::new().num_threads(count).build()?) };
         let scratch = (0..count).map(|_| Mutex::default()).collect();
         Ok(Self { set, pool, scratch })
     }
@@ -67,9 +64,8 @@ impl Processor {
 
     /// The bytes of scratch of all threads.
     pub(crate) fn scratch_bytes(&self) -> usize {
-        let bytes = |scratch: &Mutex<Scratch>| {
-            4 * scratch.lock().unwrap_or_else(PoisonError::into_inner).data.len()
-        };
+        let bytes =
+            |scratch: &Mutex<Scratch>| 4 * scratch.lock().unwrap_or_else(PoisonError::into_inner).data.len();
         self.scratch.iter().map(bytes).sum()
     }
 
@@ -97,7 +93,13 @@ impl Processor {
     /// Splits what `whole` holds into parts of whole units and works on all of them at once.
     ///
     /// There are `units` of it, each costing about `cost` nanoseconds of one thread: too little work stays together.
-    pub(crate) fn split<W: Split>(&self, units: usize, cost: usize, whole: W, work: &(impl Fn(Range<usize>, W) + Sync)) {
+    pub(crate) fn split<W: Split>(
+        &self,
+        units: usize,
+        cost: usize,
+        whole: W,
+        work: &(impl Fn(Range<usize>, W) + Sync),
+    ) {
         /// Handing a part to another thread costs about 5 us; a part should be worth several times that.
         const WORTHWHILE: usize = 20_000;
         let worthwhile = (units.saturating_mul(cost) / WORTHWHILE).max(1);
@@ -114,7 +116,12 @@ pub(crate) trait Split: Send {
         Self: Sized;
 }
 
-fn run_parts<W: Split>(parts: usize, units: Range<usize>, whole: W, work: &(impl Fn(Range<usize>, W) + Sync)) {
+fn run_parts<W: Split>(
+    parts: usize,
+    units: Range<usize>,
+    whole: W,
+    work: &(impl Fn(Range<usize>, W) + Sync),
+) {
     if parts <= 1 {
         return work(units, whole);
     }

@@ -270,7 +270,8 @@ impl Simd for Avx512 {
         unsafe {
             let mask = _mm512_set1_epi32(i32::MIN);
             // Bitwise `mask ? sign : a`.
-            let bits = _mm512_ternarylogic_epi32::<0xCA>(mask, _mm512_castps_si512(sign), _mm512_castps_si512(a));
+            let bits =
+                _mm512_ternarylogic_epi32::<0xCA>(mask, _mm512_castps_si512(sign), _mm512_castps_si512(a));
             _mm512_castsi512_ps(bits)
         }
     }

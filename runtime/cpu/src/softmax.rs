@@ -16,7 +16,13 @@ pub(crate) fn softmax(processor: &Processor, x: Rows<'_>, y: RowsMut<'_>) {
 }
 
 /// `dx = y (dy - sum(dy y))`, plus the old `dx` if it accumulates.
-pub(crate) fn softmax_grad(processor: &Processor, y: Rows<'_>, dy: Rows<'_>, dx: RowsMut<'_>, accumulate: bool) {
+pub(crate) fn softmax_grad(
+    processor: &Processor,
+    y: Rows<'_>,
+    dy: Rows<'_>,
+    dx: RowsMut<'_>,
+    accumulate: bool,
+) {
     let rows = y.data.len() / y.columns.max(1);
     processor.split(rows, y.columns, (y, dy, dx), &|_, (y, dy, mut dx)| {
         for ((y, dy), dx) in y.iter().zip(dy.iter()).zip(dx.iter_mut()) {
@@ -79,8 +85,15 @@ pub(crate) fn cross_entropy_grad(
 /// The largest element of a row.
 #[inline(always)]
 fn largest<S: Simd>(simd: S, x: &[f32]) -> f32 {
-    let largest = fold_row!(simd, S, x.len(), simd.splat(f32::NEG_INFINITY), f32::NEG_INFINITY, (x = x)
-        |sum| simd.max(x, sum), |a, b| simd.max(a, b));
+    let largest = fold_row!(
+        simd,
+        S,
+        x.len(),
+        simd.splat(f32::NEG_INFINITY),
+        f32::NEG_INFINITY,
+        (x = x) | sum | simd.max(x, sum),
+        |a, b| simd.max(a, b)
+    );
     simd.max_lane(largest)
 }
 

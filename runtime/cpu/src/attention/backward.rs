@@ -85,7 +85,8 @@ pub(crate) fn attention_grad(
     };
     processor.each(sequences * kv_heads, |unit| {
         let (sequence, kv_head) = (unit / kv_heads, unit % kv_heads);
-        processor.with_scratch(|scratch| key_head(processor.set, shape, &matrices, sequence, kv_head, scratch));
+        processor
+            .with_scratch(|scratch| key_head(processor.set, shape, &matrices, sequence, kv_head, scratch));
     });
 }
 
@@ -267,8 +268,10 @@ fn score_gradient<S: Simd>(
     let (factor, log_sum) = (simd.splat(factor), simd.splat(log_sum));
     let product = simd.splat(product);
     let all = visible.len() == scores.len();
-    for ((lane, score), gradient) in
-        (0..).step_by(S::LANES).zip(scores.chunks_exact_mut(S::LANES)).zip(gradients.chunks_exact_mut(S::LANES))
+    for ((lane, score), gradient) in (0..)
+        .step_by(S::LANES)
+        .zip(scores.chunks_exact_mut(S::LANES))
+        .zip(gradients.chunks_exact_mut(S::LANES))
     {
         let mut probability = exp2(simd, simd.sub(simd.mul(simd.load(score), factor), log_sum));
         let mut change = simd.sub(simd.load(gradient), product);

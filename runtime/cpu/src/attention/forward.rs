@@ -49,7 +49,9 @@ pub(crate) fn attention(
         let (row, block) = (unit / blocks, unit % blocks);
         let (sequence, head) = (row / heads, row % heads);
         let block = block * step..queries.min((block + 1) * step);
-        processor.with_scratch(|scratch| query_block(processor.set, shape, q, k, v, &o, &lse, sequence, head, block, scratch));
+        processor.with_scratch(|scratch| {
+            query_block(processor.set, shape, q, k, v, &o, &lse, sequence, head, block, scratch)
+        });
     });
 }
 

@@ -10,7 +10,7 @@ use super::expression::{Call, Expression, Reach, Rounds, TILE};
 use super::tiles::{self, Context};
 use crate::parallel::Processor;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
-use cranelift_codegen::ir::types::{F32, F32X4, I32X4, I64};
+use cranelift_codegen::ir::types::{F32, F32X4, I64};
 use cranelift_codegen::ir::{
     AbiParam, Endianness, FuncRef, InstBuilder, MemFlagsData, StackSlotData, StackSlotKind, Type, Value,
 };
@@ -44,7 +44,9 @@ impl Compiler {
     /// When Cranelift does not know the processor.
     pub(crate) fn new() -> Result<Self, String> {
         let mut flags = settings::builder();
-        for (name, value) in [("use_colocated_libcalls", "false"), ("is_pic", "false"), ("opt_level", "speed")] {
+        for (name, value) in
+            [("use_colocated_libcalls", "false"), ("is_pic", "false"), ("opt_level", "speed")]
+        {
             flags.set(name, value).map_err(|error| error.to_string())?;
         }
         let isa = cranelift_native::builder()?
@@ -52,7 +54,11 @@ impl Compiler {
             .map_err(|error| error.to_string())?;
         let mut builder = JITBuilder::with_isa(isa, cranelift_module::default_libcall_names());
         builder.symbols(tiles::symbols());
-        Ok(Self { module: JITModule::new(builder), kernels: Vec::new(), frontend: FunctionBuilderContext::new() })
+        Ok(Self {
+            module: JITModule::new(builder),
+            kernels: Vec::new(),
+            frontend: FunctionBuilderContext::new(),
+        })
     }
 
     /// The code of an expression.
@@ -209,7 +215,8 @@ fn emit(
         };
         let mut signature = module.make_signature();
         signature.params.extend((0..parameters).map(|_| AbiParam::new(I64)));
-        let id = module.declare_function(name, Linkage::Import, &signature).map_err(|error| error.to_string())?;
+        let id =
+            module.declare_function(name, Linkage::Import, &signature).map_err(|error| error.to_string())?;
         functions.push((call.node, module.declare_func_in_func(id, builder.func)));
     }
 
@@ -251,7 +258,8 @@ fn emit(
             emitter.round(count, &stores);
         }
         for call in calls {
-            let function = functions.iter().find(|(node, _)| *node == call.node).map(|(_, function)| *function);
+            let function =
+                functions.iter().find(|(node, _)| *node == call.node).map(|(_, function)| *function);
             let (Some(function), Some(result)) = (function, tiles[call.node]) else { continue };
             emitter.call(call, function, context, first, count, result, operands[call.node]);
             emitter.tiles[call.node] = Some(result);
@@ -370,7 +378,14 @@ impl Emitter<'_, '_> {
         known[node].unwrap_or(offset)
     }
 
-    fn node(&mut self, ty: Type, offset: Value, constant: i32, index: usize, known: &[Option<Value>]) -> Value {
+    fn node(
+        &mut self,
+        ty: Type,
+        offset: Value,
+        constant: i32,
+        index: usize,
+        known: &[Option<Value>],
+    ) -> Value {
         if let Some(tile) = self.tiles[index] {
             let address = self.builder.ins().iadd(tile, offset);
             return self.builder.ins().load(ty, flags(), address, constant);
@@ -389,7 +404,8 @@ impl Emitter<'_, '_> {
             Node::Unary(UnaryOp::Neg, a) => self.builder.ins().fneg(operand(a)),
             Node::Binary(op, a, b) => self.binary(ty, op, operand(a), operand(b)),
             // Calls of earlier rounds stand in tiles.
-            Node::Unary(UnaryOp::Exp | UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Sigmoid, _) | Node::Random { .. } => {
+            Node::Unary(UnaryOp::Exp | UnaryOp::Tanh | UnaryOp::Erf | UnaryOp::Sigmoid, _)
+            | Node::Random { .. } => {
                 unreachable!("a call is used only after its round")
             }
         }
@@ -426,9 +442,8 @@ impl Emitter<'_, '_> {
             return self.builder.ins().select(condition, yes, no);
         }
         let bits = MemFlagsData::new().with_endianness(Endianness::Little);
+        // A comparison of vectors is a vector of integers, all ones or all zeros.
         let condition = self.builder.ins().bitcast(F32X4, bits, condition);
-        debug_assert_eq!(self.builder.func.dfg.value_type(condition), F32X4);
-        let _ = I32X4;
         self.builder.ins().bitselect(condition, yes, no)
     }
 

@@ -78,7 +78,8 @@ impl Rounds {
         let mut rounds = vec![0; nodes.len()];
         let mut calls: Vec<Vec<Call>> = Vec::new();
         for (index, node) in nodes.iter().enumerate().filter(|(index, _)| needed[*index]) {
-            let ready = operands(node).into_iter().flatten().map(|operand| rounds[operand]).max().unwrap_or(0);
+            let ready =
+                operands(node).into_iter().flatten().map(|operand| rounds[operand]).max().unwrap_or(0);
             let function = match *node {
                 Node::Unary(op, operand) if is_call(op) => Some((op, operand as usize)),
                 Node::Random { .. } => None,

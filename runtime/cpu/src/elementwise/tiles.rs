@@ -104,7 +104,8 @@ mod tests {
     ) -> f64 {
         let count = 200_001;
         let step = (f64::from(range.end) - f64::from(range.start)) / f64::from(count - 1);
-        let from: Vec<f32> = (0..count).map(|i| (f64::from(range.start) + step * f64::from(i)) as f32).collect();
+        let from: Vec<f32> =
+            (0..count).map(|i| (f64::from(range.start) + step * f64::from(i)) as f32).collect();
         let mut to = vec![0.0; from.len()];
         kernel(set, &mut to, &from);
         let error = |(&x, &y): (&f32, &f32)| {
