@@ -27,7 +27,7 @@ pub(super) fn execute(arguments: &ProfileArguments, reporter: Reporter) -> Resul
             events.extend(output);
         }
     })?;
-    let text = show::profile_json(&measured(&program, &events)) + "\n";
+    let text = show::profile_json(&measured(&program, &events));
     files::write(arguments.output.as_deref(), text.as_bytes()).map_err(|error| {
         Failure::file(reporter, arguments.output.as_deref().unwrap_or("standard output".as_ref()), &error)
     })

@@ -305,6 +305,6 @@ fn write_trace(
     let timeline = Timeline::measured(program, events).map_err(|error| {
         Failure::internal(reporter, format!("the measured events are no timeline: {error}"))
     })?;
-    let text = show::json(program, &timeline) + "\n";
+    let text = show::json(program, &timeline);
     files::write(Some(path), text.as_bytes()).map_err(|error| Failure::file(reporter, path, &error))
 }

@@ -14,7 +14,7 @@ pub(super) fn execute(arguments: &SimulateArguments, reporter: Reporter) -> Resu
     let costs = costs(&program, arguments.costs.as_deref(), reporter)?;
     let timeline = simulate(&program, &costs);
     if arguments.json {
-        println!("{}", show::json(&program, &timeline));
+        print!("{}", show::json(&program, &timeline));
     } else {
         print!("{}", show::tables(&program, &timeline));
     }
