@@ -1,8 +1,9 @@
 //! The buffers of every device: what lives for the whole step at the bottom of its arena, what comes and goes above.
 
-use super::functions::{Region, has_master};
+use super::functions::{Region, StageFunctions, has_master};
 use super::lifetimes::{Held, Lifetimes, Room, Tensor, region_bytes};
-use super::pack::{EFFORT, Packing, Span, live, pack};
+use super::pack::{Effort, Packing, Span, live, pack};
+use super::shared::Window;
 use super::stages::Stages;
 use crate::plan::Plan;
 use pipec_program::id::IdVec;
@@ -88,38 +89,40 @@ impl Buffers {
     }
 
     fn place_fixed(&mut self, device: DeviceId, chunks: &[StageId], stages: &Stages, needs: Needs) {
-        let mut weights: Vec<Option<View>> = Vec::new();
-        for &stage in chunks {
-            weights.push(self.add(
-                device,
-                format!("weights_{stage}"),
-                stages.of(stage).weights,
-                Category::Weights,
-            ));
-        }
-        // One buffer, so that one fill clears them.
-        let mut end = Bytes::ZERO;
-        let mut starts = Vec::new();
-        for &stage in chunks {
-            starts.push(end.align_up(ALIGNMENT));
-            end = end.align_up(ALIGNMENT) + stages.of(stage).gradients;
-        }
-        let gradients = self.add(device, format!("gradients_{device}"), end, Category::Gradients);
-        let mut fixed = Fixed { gradients, ..Fixed::default() };
-        for ((&stage, weights), &start) in chunks.iter().zip(weights).zip(&starts) {
+        let mut fixed = Fixed::default();
+        let windows = windows(chunks, stages);
+        // One buffer of each kind for all stages, so that one fill clears the gradients.
+        let mut all = |name: &str,
+                       category,
+                       start: fn(&Window) -> Bytes,
+                       size: fn(&StageFunctions) -> Bytes| {
+            let ends =
+                chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stages.of(stage)));
+            self.add(device, format!("{name}_{device}"), ends.max().unwrap_or_default(), category)
+        };
+        let weights = all("weights", Category::Weights, |window| window.weights, |stage| stage.weights);
+        fixed.gradients =
+            all("gradients", Category::Gradients, |window| window.gradients, |stage| stage.gradients);
+        let mut moments =
+            |name| all(name, Category::Optimizer, |window| window.moments, |stage| stage.moments);
+        let (moment, variance) = (moments("moment"), moments("variance"));
+        let has_master = chunks.iter().any(|&stage| has_master(stages.of(stage).precision));
+        let master = if has_master { moments("master") } else { None };
+        for (&stage, window) in chunks.iter().zip(&windows) {
             let functions = stages.of(stage);
-            let mut moments = |name: &str| {
-                self.add(device, format!("{name}_{stage}"), functions.moments, Category::Optimizer)
-            };
-            let (moment, variance) = (moments("moment"), moments("variance"));
-            let master = has_master(functions.precision).then(|| moments("master")).flatten();
-            let (Some(weights), Some(gradients), Some(moment), Some(variance)) =
-                (weights, gradients, moment, variance)
-            else {
-                continue;
-            };
-            let gradients = View { buffer: gradients.buffer, offset: start, bytes: functions.gradients };
-            fixed.stages.insert(stage, StageViews { weights, gradients, moment, variance, master });
+            if let (Some(weights), Some(gradients), Some(moment), Some(variance)) =
+                (weights, fixed.gradients, moment, variance)
+            {
+                let of_moments = |view| part(view, window.moments, functions.moments);
+                let views = StageViews {
+                    weights: part(weights, window.weights, functions.weights),
+                    gradients: part(gradients, window.gradients, functions.gradients),
+                    moment: of_moments(moment),
+                    variance: of_moments(variance),
+                    master: master.map(of_moments),
+                };
+                fixed.stages.insert(stage, views);
+            }
         }
         let takes = |region| {
             let functions =
@@ -171,16 +174,17 @@ impl Buffers {
     ) -> (IdVec<DeviceId, Vec<Placed>>, IdVec<DeviceId, Arena>) {
         let mut placed = IdVec::new();
         let mut arenas = IdVec::new();
-        let mut effort = EFFORT;
+        let tensors: usize = lifetimes.tensors.values().map(Vec::len).sum();
+        let mut effort = Effort::new(tensors);
         let mut left = lifetimes.tensors.len() as u64;
         for (device, tensors) in lifetimes.tensors.iter() {
             let base = rooms[device].fixed;
             let spans: Vec<Span> = tensors.iter().map(|tensor| tensor.span).collect();
             // What one device leaves, others may use.
-            let mut share = effort / left;
-            (effort, left) = (effort - share, left - 1);
+            let mut share = effort.take(left);
+            left -= 1;
             let Packing { offsets, height, .. } = pack(&spans, base.0, &mut share);
-            effort += share;
+            effort.give_back(share);
             let mut known: BTreeMap<(StageId, Region, u64), BufferId> = BTreeMap::new();
             let mut numbers: BTreeMap<(StageId, Region), u32> = BTreeMap::new();
             let mut places = Vec::with_capacity(tensors.len());
@@ -213,6 +217,22 @@ impl Buffers {
         }
         (placed, arenas)
     }
+}
+
+/// Where the regions of each stage start in the buffers of its device: one after the other, or as they share parameters.
+fn windows(chunks: &[StageId], stages: &Stages) -> Vec<Window> {
+    let mut next = Window::default();
+    let place = |&stage: &StageId| {
+        let functions = stages.of(stage);
+        let window = stages.windows[stage].unwrap_or(next);
+        next = Window {
+            weights: (window.weights + functions.weights).align_up(ALIGNMENT),
+            gradients: (window.gradients + functions.gradients).align_up(ALIGNMENT),
+            moments: (window.moments + functions.moments).align_up(ALIGNMENT),
+        };
+        window
+    };
+    chunks.iter().map(place).collect()
 }
 
 /// The place of a tensor: its buffer, and where it starts above the fixed part of the arena.

@@ -13,12 +13,14 @@ mod lifetimes;
 mod memory;
 mod pack;
 mod queues;
+mod shared;
 mod stages;
 mod step;
 mod table;
 mod wires;
 
 pub use arena::Arena;
+pub use shared::Window;
 pub use stages::Stages;
 
 use crate::graph::accumulator_type;
@@ -35,6 +37,7 @@ use pipec_program::{
     Placed, Program, Reading, ReadingKind, TensorType, Training,
 };
 use std::fmt;
+use stages::borrowed;
 use step::{Context, Tie};
 use table::FunctionTable;
 use wires::Wires;
@@ -99,7 +102,7 @@ pub fn lower(
     };
     let execution = execute(plan, schedule, duration).map_err(LowerError::Deadlock)?;
     let parameters = spec.model.parameters.len();
-    let functions = FunctionTable::new(&spec.train, stages, parameters);
+    let functions = FunctionTable::new(&spec.train, plan, stages, parameters);
     let (mut wires, devices) = Wires::new(&spec.cluster, plan.devices.len());
     let batch = Batch {
         micro_batches: plan.micro_batches,
@@ -177,7 +180,7 @@ pub fn lower(
     Ok(Lowered { program, arenas })
 }
 
-/// Every parameter with a copy for each stage that uses it.
+/// Every parameter with a copy on each device whose stages use it.
 fn place_parameters(
     spec: &Spec,
     plan: &Plan,
@@ -199,14 +202,21 @@ fn place_parameters(
     for (stage, places) in stages.parameters.iter() {
         let device = plan.stages[stage].device;
         let Some(views) = buffers.fixed[device].stages.get(&stage) else { continue };
+        let borrowed = borrowed(stages, plan, stage);
         for place in places {
+            let copies = &mut parameters[place.parameter].copies;
+            if borrowed.contains(&place.parameter) {
+                let own = copies.iter_mut().find(|copy| buffers.table[copy.weight.buffer].device == device);
+                own.into_iter().for_each(|copy| copy.stages.push(stage));
+                continue;
+            }
             let bytes = |dtype: DType| dtype.bytes() * place.elements;
-            parameters[place.parameter].copies.push(Placed {
+            copies.push(Placed {
                 weight: part(views.weights, place.weight, bytes(precision)),
                 gradient: part(views.gradients, place.gradient, bytes(accumulator_type(precision))),
                 moments: [views.moment, views.variance]
-                    .map(|view| part(view, place.moment, bytes(DType::F32))),
-                master: views.master.map(|view| part(view, place.moment, bytes(DType::F32))),
+                    .map(|view| part(view, place.moment, bytes(accumulator_type(precision)))),
+                master: views.master.map(|view| part(view, place.moment, bytes(accumulator_type(precision)))),
                 stages: vec![stage],
             });
         }

@@ -7,11 +7,10 @@
 //! - *Slots*: spans of one size share a row of slots. Exact where all sizes peak together, as in steady pipelines, and
 //!   views then cut the arena into few pieces.
 //! - *First fit* in the order of starts, with a list of free ranges.
-//! - *Large first*: by decreasing size, each at the lowest place that is free for its lifetime.
-//! - *Search*: spans that reach too high, or lie below those, change their turn at random (a fixed sequence of numbers),
-//!   as long as no more bytes reach too high.
-//!
-//! The last two are not linear; they get a fixed number of comparisons.
+//! - *Search*: spans take the lowest place that is free for their lifetime, in turn: the largest first, the earliest, the
+//!   largest times longest, or the longest. Then those that reach too high, or one that lies below them, change their
+//!   turn at random (a fixed sequence of numbers), as long as no more bytes are too high for longer. It is not linear,
+//!   and stops after a fixed number of comparisons.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -22,8 +21,36 @@ const ALIGNMENT: u64 = 64;
 /// A packing that wastes at most 1/64 of the arena is taken at once.
 const CLOSE_ENOUGH: u64 = 64;
 
-/// Comparisons of spans with places that large first and search may make for all arenas of a program together.
-pub(super) const EFFORT: u64 = 60_000_000;
+/// A packing that wastes at most 1/20 of the arena is not searched for with all means.
+const GOOD_ENOUGH: u64 = 20;
+
+/// The comparisons of spans with places that searches may make: how long they take is fixed, not measured.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// To come close enough.
+    close: u64,
+    /// To be good enough, where that has failed.
+    good: u64,
+}
+
+impl Effort {
+    /// The effort for all arenas of a program with so many spans together: linear, and a fixed amount.
+    pub(super) fn new(spans: usize) -> Self {
+        Self { close: 2_000_000 + 100 * spans as u64, good: 60_000_000 }
+    }
+
+    /// Takes an equal share of `left` shares.
+    pub(super) fn take(&mut self, left: u64) -> Self {
+        let share = Self { close: self.close / left.max(1), good: self.good / left.max(1) };
+        (self.close, self.good) = (self.close - share.close, self.good - share.good);
+        share
+    }
+
+    /// Returns what was not needed.
+    pub(super) fn give_back(&mut self, rest: Self) {
+        (self.close, self.good) = (self.close + rest.close, self.good + rest.good);
+    }
+}
 
 /// Bytes that are needed from position `start` to position `end` inclusive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,27 +73,30 @@ pub(super) struct Packing {
 
 /// Places spans so that those whose lifetimes meet share no byte, in an arena that holds `fixed` bytes besides. Strategies
 /// that are not linear take comparisons from `effort` while there are any.
-pub(super) fn pack(spans: &[Span], fixed: u64, effort: &mut u64) -> Packing {
+pub(super) fn pack(spans: &[Span], fixed: u64, effort: &mut Effort) -> Packing {
     let spans: Vec<Span> =
         spans.iter().map(|span| Span { bytes: span.bytes.next_multiple_of(ALIGNMENT), ..*span }).collect();
     let least = live(&spans).into_iter().max().unwrap_or(0);
-    let enough = least + (fixed + least) / CLOSE_ENOUGH;
+    let [close, good] = [CLOSE_ENOUGH, GOOD_ENOUGH].map(|share| least + (fixed + least) / share);
     let mut by_start: Vec<usize> = (0..spans.len()).collect();
     by_start.sort_by_key(|&span| (spans[span].start, span));
     let height = |offsets: &[u64]| {
         offsets.iter().zip(&spans).map(|(offset, span)| offset + span.bytes).max().unwrap_or(0)
     };
     let mut offsets = slots(&spans, &by_start);
-    if height(&offsets) > enough {
-        let other = first_fit(&spans, &by_start);
-        if height(&other) < height(&offsets) {
-            offsets = other;
+    let lower = |other: Vec<u64>, offsets: &mut Vec<u64>| {
+        if height(&other) < height(offsets) {
+            *offsets = other;
         }
+    };
+    if height(&offsets) > close {
+        lower(first_fit(&spans, &by_start), &mut offsets);
     }
-    if height(&offsets) > enough {
-        let other = search(&spans, &by_start, enough, effort);
-        if other.as_ref().is_some_and(|other| height(other) < height(&offsets)) {
-            offsets = other.unwrap_or(offsets);
+    for (enough, effort) in [(close, &mut effort.close), (good, &mut effort.good)] {
+        if height(&offsets) > enough
+            && let Some(found) = search(&spans, &by_start, close, enough, effort)
+        {
+            lower(found, &mut offsets);
         }
     }
     Packing { height: height(&offsets), offsets, least }
@@ -177,15 +207,47 @@ fn release(free: &mut Vec<(u64, u64)>, start: u64, end: u64) {
     free.splice(position..position + touching, [merged]);
 }
 
-/// Places in the order of decreasing sizes, then in changed orders while there is effort left; none if there never was.
-fn search(spans: &[Span], by_start: &[usize], enough: u64, effort: &mut u64) -> Option<Vec<u64>> {
-    let mut order = by_start.to_vec();
-    order.sort_by_key(|&span| (Reverse(spans[span].bytes), Reverse(spans[span].end - spans[span].start)));
-    let mut numbers = Numbers(0);
-    let mut now = lowest(spans, &order, enough, u64::MAX, effort)?;
+/// Starts from several orders, each with an equal share of the effort, until the height is `enough`; the lowest offsets
+/// found, if there was any effort.
+fn search(spans: &[Span], by_start: &[usize], line: u64, enough: u64, effort: &mut u64) -> Option<Vec<u64>> {
+    let length = |span: usize| u64::from(spans[span].end - spans[span].start) + 1;
+    let area = |span: usize| spans[span].bytes.saturating_mul(length(span));
+    let mut starts: [Vec<usize>; 4] = std::array::from_fn(|_| by_start.to_vec());
+    starts[0].sort_by_key(|&span| (Reverse(spans[span].bytes), Reverse(length(span))));
+    starts[2].sort_by_key(|&span| Reverse(area(span)));
+    starts[3].sort_by_key(|&span| Reverse(length(span)));
+    let mut best: Option<Placement> = None;
+    for (left, order) in (1..=starts.len() as u64).rev().zip(starts) {
+        let mut share = *effort / left;
+        *effort -= share;
+        if let Some(found) = improve(spans, order, line, enough, left, &mut share)
+            && best.as_ref().is_none_or(|best| found.height < best.height)
+        {
+            best = Some(found);
+        }
+        *effort += share;
+        if best.as_ref().is_some_and(|best| best.height <= enough) {
+            break;
+        }
+    }
+    best.map(|best| best.offsets)
+}
+
+/// Places in an order, then in changed orders, so that spans reach less and less above `line`, until the height is
+/// `enough` or no effort is left; none if there never was any.
+fn improve(
+    spans: &[Span],
+    mut order: Vec<usize>,
+    line: u64,
+    enough: u64,
+    seed: u64,
+    effort: &mut u64,
+) -> Option<Placement> {
+    let mut numbers = Numbers(seed);
+    let mut now = lowest(spans, &order, line, u64::MAX, effort)?;
     let mut best = now.clone();
     while best.height > enough && *effort > 0 {
-        let too_high = |turn: &usize| now.offsets[order[*turn]] + spans[order[*turn]].bytes > enough;
+        let too_high = |turn: &usize| now.offsets[order[*turn]] + spans[order[*turn]].bytes > line;
         let high: Vec<usize> = (0..order.len()).filter(too_high).collect();
         let turn = high[numbers.below(high.len())];
         let mut changed = order.clone();
@@ -194,7 +256,7 @@ fn search(spans: &[Span], by_start: &[usize], enough: u64, effort: &mut u64) -> 
             let span = changed.remove(turn);
             changed.insert(numbers.below(turn), span);
         } else {
-            // or one that had chosen before it does at another time.
+            // or changes its turn with one that chose before it, or that one goes anywhere.
             let Span { start, end, .. } = spans[order[turn]];
             let meets = |&other: &usize| spans[order[other]].start <= end && start <= spans[order[other]].end;
             let below: Vec<usize> = (0..turn).filter(meets).collect();
@@ -202,22 +264,27 @@ fn search(spans: &[Span], by_start: &[usize], enough: u64, effort: &mut u64) -> 
             if below.is_empty() {
                 continue;
             }
-            let span = changed.remove(below[numbers.below(below.len())]);
-            changed.insert(numbers.below(order.len()), span);
+            let other = below[numbers.below(below.len())];
+            if numbers.below(2) == 0 {
+                changed.swap(turn, other);
+            } else {
+                let span = changed.remove(other);
+                changed.insert(numbers.below(order.len()), span);
+            }
         }
         // A worse order now and then leads out of a dead end.
         let most = if numbers.below(50) == 0 { u64::MAX } else { now.excess };
-        if let Some(other) = lowest(spans, &changed, enough, most, effort) {
+        if let Some(other) = lowest(spans, &changed, line, most, effort) {
             if other.height < best.height {
                 best = other.clone();
             }
             (order, now) = (changed, other);
         }
     }
-    Some(best.offsets)
+    Some(best)
 }
 
-/// Offsets, the end of the highest span, and how far all spans together reach above the line that is low enough.
+/// Offsets, the end of the highest span, and the bytes of all spans above a line, times how long they are there.
 #[derive(Clone)]
 struct Placement {
     offsets: Vec<u64>,
@@ -227,7 +294,7 @@ struct Placement {
 
 /// Gives each span in turn the lowest place that is free for its lifetime; none if the excess comes to more than `most`,
 /// or if there is no effort left.
-fn lowest(spans: &[Span], order: &[usize], enough: u64, most: u64, effort: &mut u64) -> Option<Placement> {
+fn lowest(spans: &[Span], order: &[usize], line: u64, most: u64, effort: &mut u64) -> Option<Placement> {
     /// The spans that were placed at one place, with disjoint lifetimes, ascending.
     struct Place {
         low: u64,
@@ -253,7 +320,8 @@ fn lowest(spans: &[Span], order: &[usize], enough: u64, most: u64, effort: &mut 
         }
         placement.offsets[span] = offset;
         placement.height = placement.height.max(offset + bytes);
-        placement.excess = placement.excess.saturating_add((offset + bytes).saturating_sub(enough));
+        let above = (offset + bytes).saturating_sub(line).min(bytes);
+        placement.excess = placement.excess.saturating_add(above.saturating_mul(u64::from(end - start) + 1));
         if placement.excess > most || *effort == 0 {
             return None;
         }
@@ -306,14 +374,14 @@ mod tests {
                 spans.into_iter().map(|(bytes, start, length)| Span { bytes, start, end: start + length }).collect();
             let mut by_start: Vec<usize> = (0..spans.len()).collect();
             by_start.sort_by_key(|&span| (spans[span].start, span));
-            let packing = pack(&spans, 0, &mut 100_000);
+            let packing = pack(&spans, 0, &mut Effort::new(0));
             prop_assert!(disjoint(&spans, &packing));
             prop_assert!(packing.height >= packing.least);
             prop_assert!(packing.offsets.iter().all(|offset| offset.is_multiple_of(ALIGNMENT)));
             // Every strategy on its own, whether or not it won.
             let aligned: Vec<Span> =
                 spans.iter().map(|span| Span { bytes: span.bytes.next_multiple_of(64), ..*span }).collect();
-            let searched = search(&aligned, &by_start, 0, &mut 10_000).unwrap_or(packing.offsets);
+            let searched = search(&aligned, &by_start, 0, 0, &mut 10_000).unwrap_or(packing.offsets);
             for offsets in [slots(&aligned, &by_start), first_fit(&aligned, &by_start), searched] {
                 let packing = Packing { offsets, height: 0, least: 0 };
                 prop_assert!(disjoint(&aligned, &packing));
@@ -329,7 +397,7 @@ mod tests {
                 [3 << 20, 1 << 20].map(|bytes| Span { bytes, start: 2 * unit, end: 2 * unit + 7 })
             })
             .collect();
-        let packing = pack(&spans, 0, &mut 0);
+        let packing = pack(&spans, 0, &mut Effort { close: 0, good: 0 });
         assert_eq!((packing.height, packing.least), (16 << 20, 16 << 20));
     }
 
@@ -346,7 +414,7 @@ mod tests {
             (400, 9, 10),
         ]
         .map(|(units, start, end)| Span { bytes: 64 * units, start, end });
-        let packing = pack(&spans, 0, &mut 100_000);
+        let packing = pack(&spans, 0, &mut Effort::new(0));
         assert_eq!(packing.height, packing.least);
     }
 
@@ -357,6 +425,6 @@ mod tests {
             Span { bytes: 320, start: 2, end: 3 },
             Span { bytes: 320, start: 2, end: 2 },
         ];
-        assert_eq!(pack(&spans, 0, &mut 0).height, 640);
+        assert_eq!(pack(&spans, 0, &mut Effort { close: 0, good: 0 }).height, 640);
     }
 }

@@ -1,12 +1,14 @@
 //! The distinct shapes of stages: stages that compute the same have one pair of functions.
 
 use super::functions::{StageFunctions, StageParameter, stage_functions};
+use super::shared::{Window, overlap, share};
 use crate::graph::Graphs;
 use crate::plan::Plan;
 use crate::spec::{LayerId, Model};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{ParameterId, StageId};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// The functions of every stage.
 #[derive(Clone, Debug, PartialEq)]
@@ -17,27 +19,53 @@ pub struct Stages {
     pub shape: IdVec<StageId, usize>,
     /// The parameters of each stage, at the places of its shape.
     pub parameters: IdVec<StageId, Vec<StageParameter>>,
+    /// Where each stage stands in the common buffers of its device, if it shares a parameter with a stage there.
+    pub windows: IdVec<StageId, Option<Window>>,
 }
 
 impl Stages {
     /// Makes the functions of every distinct shape once, under the name of its first stage.
     pub fn new(model: &Model, graphs: &Graphs, plan: &Plan) -> Self {
-        let mut known: BTreeMap<Shape, usize> = BTreeMap::new();
-        let mut stages = Self { shapes: Vec::new(), shape: IdVec::new(), parameters: IdVec::new() };
-        for (id, stage) in plan.stages.iter() {
-            let (shape, used) = Shape::new(model, graphs, stage.pieces.start, stage.pieces.end);
+        let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
+            plan.stages.values().map(|stage| Shape::new(model, graphs, stage.pieces.clone())).collect();
+        // Stages that share a parameter on their device see windows, each its own.
+        let sharing: Vec<&Vec<StageId>> = plan
+            .devices
+            .values()
+            .filter(|chunks| overlap(&chunks.iter().map(|&stage| &*shapes[stage].1).collect::<Vec<_>>()))
+            .collect();
+        for &stage in sharing.iter().copied().flatten() {
+            shapes[stage].0.alone = Some(stage);
+        }
+        let mut known: BTreeMap<&Shape, usize> = BTreeMap::new();
+        let mut stages = Self {
+            shapes: Vec::new(),
+            shape: IdVec::new(),
+            parameters: IdVec::new(),
+            windows: plan.stages.values().map(|_| None).collect(),
+        };
+        for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
                 let names = (format!("forward_{id}"), format!("backward_{id}"));
-                let pieces = stage.pieces.clone();
+                let pieces = plan.stages[id].pieces.clone();
                 stages.shapes.push(stage_functions(model, graphs, pieces, &names.0, &names.1));
                 stages.shapes.len() - 1
             });
             stages.shape.push(shape);
+        }
+        for chunks in sharing {
+            let mut own: Vec<StageFunctions> = chunks.iter().map(|&stage| stages.of(stage).clone()).collect();
+            let windows = share(&mut own);
+            for ((&stage, functions), window) in chunks.iter().zip(own).zip(windows) {
+                stages.shapes[stages.shape[stage]] = functions;
+                stages.windows[stage] = Some(window);
+            }
+        }
+        for (id, (_, used)) in shapes.iter() {
             // Places stand in the order of first use, and so do the parameters of this stage.
-            let places = stages.shapes[shape].parameters.iter().zip(&used);
-            stages
-                .parameters
-                .push(places.map(|(place, &parameter)| StageParameter { parameter, ..*place }).collect());
+            let places = stages.of(id).parameters.iter().zip(used);
+            let places = places.map(|(place, &parameter)| StageParameter { parameter, ..*place }).collect();
+            stages.parameters.push(places);
         }
         stages
     }
@@ -57,14 +85,17 @@ struct Shape {
     /// Where random numbers start, if the stage draws any: they must not depend on the cut, so stages that draw are alike
     /// only at the same place.
     random: Option<u64>,
+    /// The stage, if it has a window of its own.
+    alone: Option<StageId>,
 }
 
 impl Shape {
     /// The shape of some pieces, and their parameters in the order of first use.
-    fn new(model: &Model, graphs: &Graphs, start: usize, end: usize) -> (Self, Vec<ParameterId>) {
+    fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> (Self, Vec<ParameterId>) {
         let sites =
             |pieces: &[crate::spec::Piece]| pieces.iter().map(|piece| graphs[piece.layer].random_sites).sum();
-        let pieces = &model.pieces[start..end];
+        let start = pieces.start;
+        let pieces = &model.pieces[pieces];
         let (before, inside): (u64, u64) = (sites(&model.pieces[..start]), sites(pieces));
         let mut used: Vec<ParameterId> = Vec::new();
         let mut numbers: BTreeMap<ParameterId, usize> = BTreeMap::new();
@@ -76,11 +107,11 @@ impl Shape {
             }));
         }
         let layers = pieces.iter().map(|piece| piece.layer).collect();
-        (Self { layers, slots, random: (inside > 0).then_some(before) }, used)
+        (Self { layers, slots, random: (inside > 0).then_some(before), alone: None }, used)
     }
 }
 
-/// The first stage that uses each parameter, of those that the predicate admits.
+/// The first stage that uses each parameter.
 pub(super) fn first_use(stages: &Stages, parameters: usize) -> IdVec<ParameterId, Option<StageId>> {
     let mut first: IdVec<ParameterId, Option<StageId>> = (0..parameters).map(|_| None).collect();
     for (stage, used) in stages.parameters.iter() {
@@ -91,4 +122,13 @@ pub(super) fn first_use(stages: &Stages, parameters: usize) -> IdVec<ParameterId
         }
     }
     first
+}
+
+/// The parameters of a stage whose state an earlier stage of the same device has.
+pub(super) fn borrowed(stages: &Stages, plan: &Plan, stage: StageId) -> BTreeSet<ParameterId> {
+    let earlier = plan.devices[plan.stages[stage].device].iter().take_while(|&&other| other != stage);
+    let theirs = earlier
+        .filter(|&&other| stages.windows[other].is_some())
+        .flat_map(|&other| &stages.parameters[other]);
+    theirs.map(|place| place.parameter).collect()
 }

@@ -1,7 +1,8 @@
 //! The functions of a program.
 
 use super::functions::{StageFunction, clip_function, norm_function, update_function};
-use super::stages::{Stages, first_use};
+use super::stages::{Stages, borrowed, first_use};
+use crate::plan::Plan;
 use crate::spec::Train;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{Function, FunctionId, StageId};
@@ -29,7 +30,7 @@ pub(super) struct Call {
 
 impl FunctionTable {
     /// Forward and backward passes by shape, then norms by stage, clipping, and updates by shape.
-    pub(super) fn new(train: &Train, stages: &Stages, parameters: usize) -> Self {
+    pub(super) fn new(train: &Train, plan: &Plan, stages: &Stages, parameters: usize) -> Self {
         let mut table = IdVec::new();
         let mut call = |function: StageFunction| Call { id: table.push(function.function.clone()), function };
         let (mut forward, mut backward) = (Vec::new(), Vec::new());
@@ -51,8 +52,11 @@ impl FunctionTable {
         let update = stages.shapes.iter().enumerate().map(|(shape, functions)| {
             let named =
                 stages.shape.iter().find(|&(_, &of)| of == shape).map_or(StageId::new(0), |(stage, _)| stage);
+            let borrowed = borrowed(stages, plan, named);
+            let mut functions = functions.clone();
+            functions.parameters.retain(|place| !borrowed.contains(&place.parameter));
             let name = format!("update_{named}");
-            update_function(&name, functions, train.optimizer, train.clip_norm.is_some()).map(&mut call)
+            update_function(&name, &functions, train.optimizer, train.clip_norm.is_some()).map(&mut call)
         });
         let update = update.collect();
         Self { table, forward, backward, norm, clip, update }

@@ -9,6 +9,7 @@ use crate::schedule::order;
 use crate::spec::{
     Cluster, Cut, DeviceKind, Model, Node, Optimizer, Pipeline, Schedule as Policy, Train, Wire,
 };
+use pipec_program::id::Id;
 use pipec_program::{
     BytesPerSecond, Costs, FlopsPerSecond, LearningRate, Mask, Nanos, Verified, simulate, verify,
 };
@@ -120,6 +121,47 @@ fn tied_dropout_and_short_weights_are_proved() {
                 assert_eq!(embed.copies[0].master.is_some(), precision == DType::BF16);
                 proved(program, &format!("{policy:?} {precision} {clip_norm:?}"));
             }
+        }
+    }
+}
+
+/// Stages of one device that name one parameter have it once, and update it once.
+#[test]
+fn shared_parameters_of_a_device_are_one() {
+    for (devices, chunks, policy) in [
+        (1, 2, Policy::GPipe),
+        (1, 3, Policy::Interleaved { virtual_stages: 3, group: 2 }),
+        (2, 2, Policy::Interleaved { virtual_stages: 2, group: 2 }),
+    ] {
+        for precision in [DType::F32, DType::BF16] {
+            let mut model = llama(8, true);
+            // All layers but the first share the second feed-forward matrix of the second, as ALBERT would.
+            let shared = model.pieces[2].parameters.values().last().copied().unwrap();
+            for piece in &mut model.pieces[3..9] {
+                let last = piece.parameters.ids().last().unwrap();
+                piece.parameters[last] = shared;
+            }
+            let mut used: Vec<ParameterId> =
+                model.pieces.iter().flat_map(|piece| piece.parameters.values()).copied().collect();
+            used.sort();
+            used.dedup();
+            for piece in &mut model.pieces {
+                for (_, parameter) in piece.parameters.iter_mut() {
+                    *parameter = ParameterId::new(used.binary_search(parameter).unwrap());
+                }
+            }
+            model.parameters = used.iter().map(|&parameter| model.parameters[parameter].clone()).collect();
+            let mut spec = spec(model, devices, chunks, 4, policy);
+            spec.train.precision = precision;
+            let program = lowered(&spec).program;
+            for parameter in program.parameters.values() {
+                let mut homes: Vec<DeviceId> =
+                    parameter.copies.iter().map(|copy| program.buffers[copy.weight.buffer].device).collect();
+                homes.dedup();
+                assert_eq!(homes.len(), parameter.copies.len(), "{}", parameter.name);
+            }
+            assert!(program.parameters.values().any(|parameter| parameter.copies[0].stages.len() > 1));
+            proved(program, &format!("{policy:?} {precision}"));
         }
     }
 }
