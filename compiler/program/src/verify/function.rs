@@ -275,6 +275,7 @@ impl<'a> Check<'a> {
                     && self.values[output.value].ty.dtype == self.values[input].ty.dtype;
                 if output.accumulate || !same || !signature::may_replace(&kernel.op, o, i) {
                     found.push(format!("output {} shares bytes with input {input}", output.value));
+                    break;
                 }
             }
             for other in &kernel.outputs[..o] {

@@ -1,45 +1,42 @@
-//! Gradients and updates: every contribution once, copies tied, every parameter counted and updated once.
+//! Where gradients are, and that every pass that uses a parameter adds to its gradient exactly once.
 //!
 //! A *cell* is the range of a buffer that holds the gradient of a parameter on a device; copies may share one. Which
 //! passes add to which cell is found for every distinct touch, not for every call.
 
 use super::function::Interval;
-use super::memory::{Made, Memory};
-use super::touch::{Role, Touch, Touches};
+use super::touch::{Touch, Touches};
 use super::unit;
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::function::{Body, Function, Value};
-use crate::id::{BufferId, DeviceId, GroupId, Id, IdVec, ParameterId, StageId, ValueId};
-use crate::kernel::{Kernel, Op};
-use crate::program::{Batch, Category, Instruction, Pass, Placed, Program, StepWork, Unit, View, Work};
-use crate::units::Bytes;
+use crate::id::{BufferId, DeviceId, IdVec, ParameterId, StageId};
+use crate::program::{Batch, Category, Pass, Placed, Program, View};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// The most pairs of a distinct touch and a cell.
 const MOST_PAIRS: usize = 1 << 26;
 
 /// The gradient of a parameter on a device.
 #[derive(Debug)]
-struct Cell {
-    view: View,
-    device: DeviceId,
-    parameter: ParameterId,
+pub(super) struct Cell {
+    pub(super) view: View,
+    pub(super) device: DeviceId,
+    pub(super) parameter: ParameterId,
     stages: Vec<StageId>,
     /// The contributions that the passes of the program make to it.
-    planned: u64,
+    pub(super) planned: u64,
 }
 
 /// A copy of a parameter.
 #[derive(Clone, Copy, Debug)]
-struct CopyRow<'a> {
-    parameter: ParameterId,
+pub(super) struct CopyRow<'a> {
+    pub(super) parameter: ParameterId,
     copy: u32,
-    placed: &'a Placed,
+    pub(super) placed: &'a Placed,
 }
 
 impl CopyRow<'_> {
-    fn place(&self) -> Entity {
+    pub(super) fn place(&self) -> Entity {
         Entity::Copy(self.parameter, self.copy)
     }
 }
@@ -47,12 +44,12 @@ impl CopyRow<'_> {
 /// What the program says about gradients before it runs.
 #[derive(Debug)]
 pub(super) struct Gradients<'a> {
-    program: &'a Program,
+    pub(super) program: &'a Program,
     /// Ascending by buffer and offset, without overlap.
-    cells: Vec<Cell>,
-    cells_of: IdVec<ParameterId, Vec<usize>>,
+    pub(super) cells: Vec<Cell>,
+    pub(super) cells_of: IdVec<ParameterId, Vec<usize>>,
     /// Ascending by the place of the weight, without overlap.
-    copies: Vec<CopyRow<'a>>,
+    pub(super) copies: Vec<CopyRow<'a>>,
 }
 
 impl<'a> Gradients<'a> {
@@ -89,7 +86,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// The cells that intervals of a buffer cover, and the first that they cover only in part.
-    fn covered(&self, buffer: BufferId, intervals: &[Interval]) -> (Vec<usize>, Option<usize>) {
+    pub(super) fn covered(&self, buffer: BufferId, intervals: &[Interval]) -> (Vec<usize>, Option<usize>) {
         let mut full = Vec::new();
         let mut part = None;
         for &(start, end) in intervals {
@@ -109,6 +106,22 @@ impl<'a> Gradients<'a> {
             }
         }
         (full, part)
+    }
+
+    /// The copies whose weight has bytes in a range of a buffer, as positions in [`Gradients::copies`].
+    pub(super) fn copies_in(&self, buffer: BufferId, start: u64, end: u64) -> Range<usize> {
+        let first = self.copies.partition_point(|row| {
+            let view = row.placed.weight;
+            (view.buffer, (view.offset + view.bytes).0) <= (buffer, start)
+        });
+        let count = self.copies[first..]
+            .partition_point(|row| row.placed.weight.buffer == buffer && row.placed.weight.offset.0 < end);
+        first..first + count
+    }
+
+    /// The cell of a view, if it is one.
+    pub(super) fn cell(&self, view: View) -> Option<usize> {
+        self.cells.binary_search_by_key(&view, |cell| cell.view).ok()
     }
 
     fn contributions(&mut self, touches: &Touches, report: &mut Report) {
@@ -250,447 +263,4 @@ fn contributions_problem<'k>(
         "its gradient gets {} of {expected} contributions in a step; the first that is missing is that of {first}",
         units.len()
     ))
-}
-
-/// An instruction with what it touches.
-#[derive(Clone, Copy)]
-pub(super) struct Used<'c> {
-    pub(super) place: Entity,
-    pub(super) device: DeviceId,
-    pub(super) touches: &'c Touches,
-    pub(super) numbers: &'c [u32],
-}
-
-/// What has become of gradients and parameters during a replay.
-pub(super) struct Accounts<'g, 'a> {
-    gradients: &'g Gradients<'a>,
-    tied: Vec<bool>,
-    counted: IdVec<ParameterId, u32>,
-    /// By position in [`Gradients::copies`].
-    updated: Vec<u32>,
-    clipped: IdVec<DeviceId, bool>,
-    norms: bool,
-}
-
-impl<'g, 'a> Accounts<'g, 'a> {
-    pub(super) fn new(gradients: &'g Gradients<'a>) -> Self {
-        Self {
-            gradients,
-            tied: vec![false; gradients.cells.len()],
-            counted: gradients.program.parameters.ids().map(|_| 0).collect(),
-            updated: vec![0; gradients.copies.len()],
-            clipped: gradients.program.devices.ids().map(|_| false).collect(),
-            norms: false,
-        }
-    }
-
-    /// Checks work for a stage or a step, before it changes memory.
-    pub(super) fn step_work(
-        &mut self,
-        instruction: &Instruction,
-        used: Used<'_>,
-        memory: &Memory<'_>,
-        report: &mut Report,
-    ) {
-        let Used { place, device, touches, numbers } = used;
-        let (Instruction::Run { work, .. } | Instruction::Reduce { work, .. }) = instruction else { return };
-        let (Work::Stage(step_work, _) | Work::Step(step_work)) = *work else { return };
-        match step_work {
-            StepWork::Norm => {
-                self.norms = true;
-                if self.clipped[device] {
-                    report.add(place, Rule::Gradient, format!("norm after clip on {device}"));
-                }
-            }
-            StepWork::Clip => self.clipped[device] = true,
-            StepWork::Tie | StepWork::Update => {}
-        }
-        let is_run = matches!(instruction, Instruction::Run { .. });
-        if is_run {
-            step_sources(self.gradients.program, place, step_work, touches, numbers, memory, report);
-        }
-        let mut read = Vec::new();
-        for &number in numbers {
-            let touch = &touches.list[number as usize];
-            if touch.category != Category::Gradients {
-                continue;
-            }
-            let (full, part) = self.gradients.covered(touch.view.buffer, touches.reads(touch));
-            if let Some(cell) = part {
-                let parameter = self.gradients.cells[cell].parameter;
-                report.add(
-                    place,
-                    Rule::Gradient,
-                    format!("reads a part of the gradient of {parameter} only"),
-                );
-            }
-            read.extend(full);
-        }
-        for &cell in &read {
-            self.complete(place, cell, memory, report);
-            let parameter = self.gradients.cells[cell].parameter;
-            let is_tied = self.tied[cell] || self.gradients.cells_of[parameter].len() < 2;
-            let name = step_work.name();
-            match step_work {
-                StepWork::Tie => {
-                    if self.tied[cell] && !is_run {
-                        report.add(
-                            place,
-                            Rule::Gradient,
-                            format!("the gradient of {parameter} is tied a second time"),
-                        );
-                    }
-                    if let Instruction::Reduce { group, .. } = instruction {
-                        self.tie(place, cell, *group, report);
-                    }
-                }
-                StepWork::Norm | StepWork::Update | StepWork::Clip => {
-                    if !is_tied {
-                        let message = format!(
-                            "{name} reads the gradient of {parameter} before its copies are added up"
-                        );
-                        report.add(place, Rule::Gradient, message);
-                    }
-                    if step_work == StepWork::Norm && is_run {
-                        self.counted[parameter] += 1;
-                    }
-                }
-            }
-        }
-        if let (StepWork::Update, Instruction::Run { function, views, .. }) = (step_work, instruction) {
-            let row = &self.gradients.program.functions[*function];
-            self.update(row, views, used, &read, report);
-        }
-    }
-
-    /// Checks that the passes so far are all that add to a cell.
-    fn complete(&self, place: Entity, cell: usize, memory: &Memory<'_>, report: &mut Report) {
-        let cell = &self.gradients.cells[cell];
-        let (arena, segments) = memory.segments(cell.view);
-        let wrong = segments
-            .map(|segment| u64::from(memory.segment(arena, segment).added))
-            .find(|&added| added != cell.planned);
-        if let Some(added) = wrong {
-            let message = format!(
-                "reads the gradient of {} after {added} of {} contributions",
-                cell.parameter, cell.planned
-            );
-            report.add_related(place, Rule::Gradient, message, vec![Entity::Parameter(cell.parameter)]);
-        }
-    }
-
-    fn tie(&mut self, place: Entity, cell: usize, group: GroupId, report: &mut Report) {
-        self.tied[cell] = true;
-        let gradients = self.gradients;
-        let parameter = gradients.cells[cell].parameter;
-        let devices: BTreeSet<DeviceId> =
-            gradients.cells_of[parameter].iter().map(|&cell| gradients.cells[cell].device).collect();
-        let members: BTreeSet<DeviceId> = gradients.program.groups[group].members.iter().copied().collect();
-        if devices != members {
-            let list = |devices: &BTreeSet<DeviceId>| {
-                devices.iter().map(DeviceId::to_string).collect::<Vec<_>>().join(", ")
-            };
-            let message =
-                format!("{group} adds up {}, but {parameter} lives on {}", list(&members), list(&devices));
-            report.add_related(place, Rule::Gradient, message, vec![Entity::Parameter(parameter)]);
-        }
-    }
-
-    /// Checks that all members of a tie meet with the same parameters at the same places.
-    pub(super) fn meeting(&self, views: &[(Entity, View)], report: &mut Report) {
-        let contents = |view: View| -> Vec<(Bytes, ParameterId)> {
-            let all = [(view.offset.0, view.offset.0 + view.bytes.0)];
-            let (full, _) = self.gradients.covered(view.buffer, &all);
-            let cells = full.into_iter().map(|cell| &self.gradients.cells[cell]);
-            cells.map(|cell| (cell.view.offset - view.offset, cell.parameter)).collect()
-        };
-        let Some((&(_, first), rest)) = views.split_first() else { return };
-        let reference = contents(first);
-        for &(place, view) in rest {
-            if contents(view) != reference {
-                let message = format!("adds up other parameters in {} than in {}", view.buffer, first.buffer);
-                report.add(place, Rule::Gradient, message);
-            }
-        }
-    }
-
-    /// Notes which copies a call updates, and checks that it takes gradient and moments of the same copies.
-    fn update(
-        &mut self,
-        function: &Function,
-        views: &[View],
-        used: Used<'_>,
-        gradients: &[usize],
-        report: &mut Report,
-    ) {
-        let Used { place, touches, numbers, device: _ } = used;
-        if let Body::Kernels { values, kernels } = &function.body {
-            let updates: Vec<&Kernel> =
-                kernels.iter().filter(|kernel| matches!(kernel.op, Op::AdamW { .. })).collect();
-            if !updates.is_empty() {
-                for kernel in updates {
-                    self.update_kernel(place, kernel, values, views, report);
-                }
-                return;
-            }
-        }
-        // Without kernels only what is touched is known.
-        let touched = |view: View| {
-            numbers.iter().map(|&number| &touches.list[number as usize]).any(|touch| {
-                touch.view.buffer == view.buffer
-                    && touches
-                        .writes(touch)
-                        .iter()
-                        .any(|&(start, end)| start <= view.offset.0 && view.offset.0 + view.bytes.0 <= end)
-            })
-        };
-        for index in 0..self.gradients.copies.len() {
-            let row = self.gradients.copies[index];
-            if !touched(row.placed.weight) {
-                continue;
-            }
-            self.updated[index] += 1;
-            let [first, second] = row.placed.moments;
-            if !touched(first) || !touched(second) || row.placed.master.is_some_and(|master| !touched(master))
-            {
-                let message = format!("updates {} without all of its optimizer state", row.parameter);
-                report.add(place, Rule::Update, message);
-            }
-            let read = gradients.iter().any(|&cell| self.gradients.cells[cell].view == row.placed.gradient);
-            if !read {
-                report.add(place, Rule::Update, format!("updates {} without its gradient", row.parameter));
-            }
-        }
-    }
-
-    fn update_kernel(
-        &mut self,
-        place: Entity,
-        kernel: &Kernel,
-        values: &IdVec<ValueId, Value>,
-        views: &[View],
-        report: &mut Report,
-    ) {
-        let locate = |value: ValueId| -> Option<Located> {
-            let row = values.get(value)?;
-            let view = views.get(row.param.index())?;
-            let offset = view.offset + row.offset;
-            Some(Located { buffer: view.buffer, offset, bytes: row.ty.bytes(), size: row.ty.dtype.bytes().0 })
-        };
-        let outputs: Vec<Option<Located>> =
-            kernel.outputs.iter().map(|output| locate(output.value)).collect();
-        let gradient = kernel.inputs.first().and_then(|&input| locate(input));
-        let Some(Some(weight)) = outputs.first().copied() else { return };
-        let end = weight.offset + weight.bytes;
-        let first = self.gradients.copies.partition_point(|row| {
-            let view = row.placed.weight;
-            (view.buffer, view.offset + view.bytes) <= (weight.buffer, weight.offset)
-        });
-        let mut index = first;
-        while let Some(&row) = self.gradients.copies.get(index) {
-            let view = row.placed.weight;
-            if view.buffer != weight.buffer || view.offset >= end {
-                break;
-            }
-            self.updated[index] += 1;
-            index += 1;
-            if view.offset < weight.offset || view.offset + view.bytes > end {
-                report.add(place, Rule::Update, format!("updates a part of {} only", row.parameter));
-                continue;
-            }
-            let element = (view.offset - weight.offset).0 / weight.size.max(1);
-            let [m, v] = row.placed.moments;
-            let wanted = [
-                ("gradient", Some(row.placed.gradient), gradient),
-                ("first moment", Some(m), outputs.get(1).copied().flatten()),
-                ("second moment", Some(v), outputs.get(2).copied().flatten()),
-                ("master", row.placed.master, outputs.get(3).copied().flatten()),
-            ];
-            for (what, wanted, found) in wanted {
-                let agrees = match (wanted, found) {
-                    (Some(wanted), Some(found)) => {
-                        found.buffer == wanted.buffer
-                            && found.offset + Bytes(element) * found.size == wanted.offset
-                    }
-                    (None, None) => true,
-                    (Some(_), None) | (None, Some(_)) => false,
-                };
-                if !agrees {
-                    let message = format!("updates {} with another {what} than its own", row.parameter);
-                    report.add_related(place, Rule::Update, message, vec![row.place()]);
-                }
-            }
-        }
-        if index == first {
-            report.add(
-                place,
-                Rule::Update,
-                format!("updates bytes of {} that hold no parameter", weight.buffer),
-            );
-        }
-    }
-
-    /// Checks that everything happened.
-    pub(super) fn finish(&self, report: &mut Report) {
-        for (row, &updated) in self.gradients.copies.iter().zip(&self.updated) {
-            if updated != 1 {
-                let message = format!("is updated {updated} times in a step, not once");
-                report.add(row.place(), Rule::Update, message);
-            }
-        }
-        for (cell, &tied) in self.gradients.cells.iter().zip(&self.tied) {
-            if !tied && self.gradients.cells_of[cell.parameter].len() > 1 {
-                let message =
-                    format!("its gradient on {} is not added to those of its other copies", cell.device);
-                report.add(Entity::Parameter(cell.parameter), Rule::Gradient, message);
-            }
-        }
-        for (parameter, &counted) in self.counted.iter() {
-            if self.norms && counted != 1 {
-                let message = format!("its gradient counts {counted} times in the norm, not once");
-                report.add(Entity::Parameter(parameter), Rule::Gradient, message);
-            }
-        }
-    }
-
-    /// Checks that the weights that a pass reads belong to its stage.
-    pub(super) fn weights_of_stage(
-        &self,
-        place: Entity,
-        unit: Unit,
-        touches: &Touches,
-        touch: &Touch,
-        report: &mut Report,
-    ) {
-        let buffer = touch.view.buffer;
-        for &(start, end) in touches.reads(touch) {
-            let first = self.gradients.copies.partition_point(|row| {
-                let view = row.placed.weight;
-                (view.buffer, (view.offset + view.bytes).0) <= (buffer, start)
-            });
-            let strange = self.gradients.copies[first..]
-                .iter()
-                .take_while(|row| row.placed.weight.buffer == buffer && row.placed.weight.offset.0 < end)
-                .find(|row| !row.placed.stages.contains(&unit.stage));
-            if let Some(row) = strange {
-                let message = format!("reads {}, which {} does not use", row.parameter, unit.stage);
-                return report.add_related(place, Rule::Unit, message, vec![row.place()]);
-            }
-        }
-    }
-}
-
-/// Checks that work for a stage or a step takes what the work before it made: norm takes gradients, clip squares, and
-/// update gradients, state and what clip made.
-fn step_sources(
-    program: &Program,
-    place: Entity,
-    work: StepWork,
-    touches: &Touches,
-    numbers: &[u32],
-    memory: &Memory<'_>,
-    report: &mut Report,
-) {
-    let wanted = match work {
-        StepWork::Tie => return,
-        StepWork::Norm | StepWork::Clip => StepWork::Norm,
-        StepWork::Update => StepWork::Clip,
-    };
-    let name = work.name();
-    for touch in numbers.iter().map(|&number| &touches.list[number as usize]) {
-        let is_known = match touch.category {
-            Category::Gradients => work != StepWork::Clip,
-            Category::Weights | Category::Optimizer => work == StepWork::Update,
-            Category::Activations | Category::Communication | Category::Workspace | Category::Data => false,
-        };
-        if is_known {
-            continue;
-        }
-        let strange =
-            memory.read(touch).map(|segment| segment.maker.made).find(|&made| made != Made::Step(wanted));
-        let factor = wanted != StepWork::Clip
-            || memory.read(touch).all(|segment| is_factor(program, touches, segment.maker.origin));
-        if !factor {
-            let message = format!("takes another result of clip than its factor from {}", touch.view.buffer);
-            report.add(place, Rule::Gradient, message);
-        }
-        if let Some(made) = strange {
-            let message = match touch.category {
-                Category::Weights | Category::Optimizer | Category::Gradients => {
-                    format!("{name} reads {}, a buffer of {}", touch.view.buffer, touch.category.name())
-                }
-                Category::Activations | Category::Communication | Category::Workspace | Category::Data => {
-                    format!("{name} reads what {made} made, not what {} made", wanted.name())
-                }
-            };
-            report.add(place, Rule::Gradient, message);
-        }
-        let doubled = work == StepWork::Norm
-            && touches.reads(touch).is_empty()
-            && memory.written(touch).any(|segment| {
-                segment.holds(touch.view.buffer) && segment.maker.made == Made::Step(StepWork::Norm)
-            });
-        if doubled {
-            report.add(place, Rule::Gradient, format!("overwrites squares in {}", touch.view.buffer));
-        }
-    }
-}
-
-/// Whether bytes that clip made are its factor and not its norm, as far as its function says.
-fn is_factor(program: &Program, touches: &Touches, origin: Option<u32>) -> bool {
-    let Some(Role::Param(function, param)) =
-        origin.and_then(|origin| touches.list.get(origin as usize)).map(|touch| touch.role)
-    else {
-        return true;
-    };
-    match &program.functions[function].body {
-        Body::Abstract { .. } => true,
-        Body::Kernels { values, kernels } => kernels
-            .iter()
-            .filter(|kernel| matches!(kernel.op, Op::ClipFactor { .. }))
-            .filter_map(|kernel| values.get(kernel.outputs.get(1)?.value))
-            .all(|factor| factor.param == param),
-    }
-}
-
-/// Checks that every square in a sum over devices comes from one of them, and zeros from the others.
-pub(super) fn squares_meet(views: &[(Entity, View)], memory: &Memory<'_>, report: &mut Report) {
-    let members: Vec<_> = views.iter().map(|&(place, view)| (place, memory.makers(view))).collect();
-    let cuts: BTreeSet<u64> = members
-        .iter()
-        .flat_map(|(_, makers)| makers.iter().flat_map(|&(start, end, _)| [start, end]))
-        .collect();
-    let mut at = vec![0; members.len()];
-    for (&start, &end) in cuts.iter().zip(cuts.iter().skip(1)) {
-        let mut squares = 0;
-        for ((place, makers), at) in members.iter().zip(&mut at) {
-            while makers.get(*at).is_some_and(|&(_, last, _)| last <= start) {
-                *at += 1;
-            }
-            match makers.get(*at).map(|&(.., made)| made) {
-                Some(Made::Step(StepWork::Norm)) => squares += 1,
-                Some(Made::Zero) => {}
-                Some(made) => {
-                    let message = format!("adds up what {made} made as squares");
-                    return report.add(*place, Rule::Gradient, message);
-                }
-                None => {}
-            }
-        }
-        if squares != 1
-            && let Some((place, _)) = members.first()
-        {
-            let message = format!("bytes {start}..{end} hold squares on {squares} devices, not on one");
-            return report.add(*place, Rule::Gradient, message);
-        }
-    }
-}
-
-/// A value of a call in its buffer.
-#[derive(Clone, Copy)]
-struct Located {
-    buffer: BufferId,
-    offset: Bytes,
-    bytes: Bytes,
-    size: u64,
 }

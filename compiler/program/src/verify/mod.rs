@@ -35,8 +35,10 @@
 //! wrong matrices in perfect order; equality tests are for that. Orders that follow only through another device are not
 //! used: a device waits for its own queues explicitly.
 
+mod account;
 mod function;
 mod gradient;
+mod instruction;
 mod memory;
 mod order;
 mod replay;

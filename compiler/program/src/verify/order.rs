@@ -162,6 +162,8 @@ pub(super) fn explain_stop(
     let mut walk_of: IdVec<QueueId, usize> = program.queues.ids().map(|_| 0).collect();
     let mut circles = 0;
     let mut unfinished = None;
+    // The member that a reduction still lacks is the same for all who wait there.
+    let mut absent: BTreeMap<GroupId, Option<QueueId>> = BTreeMap::new();
     for start in program.queues.ids() {
         let walk = start.index() + 1;
         let mut path = Vec::new();
@@ -179,7 +181,7 @@ pub(super) fn explain_stop(
             path.push(queue);
             next = head(program, queue, at).and_then(|instruction| {
                 unfinished.get_or_insert(queue);
-                waits_for(program, ends, instruction, at)
+                waits_for(program, ends, instruction, at, &mut absent)
             });
         }
     }
@@ -201,14 +203,17 @@ fn waits_for(
     ends: &Ends,
     instruction: &Instruction,
     at: &IdVec<QueueId, Position>,
+    absent: &mut BTreeMap<GroupId, Option<QueueId>>,
 ) -> Option<QueueId> {
     match instruction {
         Instruction::Wait { queue, .. } => Some(*queue),
         Instruction::Send { channel, .. } => ends.receiver[*channel],
         Instruction::Recv { channel, .. } => ends.sender[*channel],
-        Instruction::Reduce { group, .. } => ends.members[*group].iter().copied().flatten().find(|&member| {
-            let here = head(program, member, at);
-            !matches!(here, Some(Instruction::Reduce { group: other, .. }) if other == group)
+        Instruction::Reduce { group, .. } => *absent.entry(*group).or_insert_with(|| {
+            ends.members[*group].iter().copied().flatten().find(|&member| {
+                let here = head(program, member, at);
+                !matches!(here, Some(Instruction::Reduce { group: other, .. }) if other == group)
+            })
         }),
         Instruction::Run { .. } | Instruction::Copy { .. } | Instruction::Fill { .. } => None,
     }

@@ -3,7 +3,8 @@
 //! The replay goes as far as any execution can: what a queue can do never depends on what another has not done yet, so
 //! that the order in which ready queues are taken does not matter for whether all finish.
 
-use super::gradient::{self, Accounts, Gradients, Used};
+use super::account::{Accounts, Used, squares_meet};
+use super::gradient::{self, Gradients};
 use super::memory::{self, Actor, Made, Maker, Memory};
 use super::order::{self, Ends};
 use super::touch::{Role, Touch, Touches};
@@ -126,6 +127,9 @@ impl Rows {
         let mut feeds: BTreeMap<BufferId, Vec<Feed>> = BTreeMap::new();
         for feed in &program.feeds {
             feeds.entry(feed.view.buffer).or_default().push(*feed);
+        }
+        for list in feeds.values_mut() {
+            list.sort_by_key(|feed| feed.view);
         }
         let losses = program
             .readings
@@ -339,7 +343,7 @@ impl Replay<'_, '_, '_> {
             self.accounts.meeting(&views, self.report);
         }
         if is_norm {
-            gradient::squares_meet(&views, &self.memory, self.report);
+            squares_meet(&views, &self.memory, self.report);
         }
         for &member in &queues {
             self.execute(member);
@@ -543,7 +547,10 @@ impl Replay<'_, '_, '_> {
         let batch = self.program.batch;
         let micro_batch = u64::from(unit.micro_batch.0);
         if let Some(feeds) = self.rows.feeds.get(&touch.view.buffer) {
-            for feed in feeds {
+            // Feeds share no bytes, so that those before the touch end before it too.
+            let first = feeds.partition_point(|feed| feed.view.offset + feed.view.bytes <= touch.view.offset);
+            let end = touch.view.offset + touch.view.bytes;
+            for feed in feeds[first..].iter().take_while(|feed| feed.view.offset < end) {
                 let view = feed.view;
                 let row = Bytes(view.bytes.0 / u64::from(batch.micro_batches));
                 let start = view.offset + row * micro_batch;
