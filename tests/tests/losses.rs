@@ -27,7 +27,7 @@ fn plans(layers: u32, stages: u32) -> Vec<(u32, Schedule, Cut)> {
             plans.push((stages, schedule, cut.clone()));
         }
         for virtual_stages in [2, 4] {
-            if stages % virtual_stages == 0 && stages > virtual_stages {
+            if stages.is_multiple_of(virtual_stages) && stages > virtual_stages {
                 let devices = stages / virtual_stages;
                 for group in [devices, devices + 1] {
                     plans.push((devices, Schedule::Interleaved { virtual_stages, group }, cut.clone()));

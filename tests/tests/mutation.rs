@@ -58,25 +58,25 @@ fn mutants(program: &Program, queue: QueueId, position: usize) -> Vec<(String, P
     add("move the view of", &|list| match &mut list[position] {
         Instruction::Run { views, .. } => {
             if let Some(view) = views.last_mut() {
-                view.offset = view.offset + Bytes(64);
+                view.offset += Bytes(64);
             }
         }
         Instruction::Send { view, .. }
         | Instruction::Recv { view, .. }
         | Instruction::Fill { view }
-        | Instruction::Reduce { view, .. } => view.offset = view.offset + Bytes(64),
-        Instruction::Copy { to, .. } => to.offset = to.offset + Bytes(64),
+        | Instruction::Reduce { view, .. } => view.offset += Bytes(64),
+        Instruction::Copy { to, .. } => to.offset += Bytes(64),
         Instruction::Wait { position, .. } => *position = position.saturating_sub(1),
     });
     add("exchange the first two views of", &|list| {
-        if let Instruction::Run { views, .. } = &mut list[position] {
-            if views.len() > 1 {
-                views.swap(0, 1);
-            }
+        if let Instruction::Run { views, .. } = &mut list[position]
+            && views.len() > 1
+        {
+            views.swap(0, 1);
         }
     });
     add("shorten the view of", &|list| match &mut list[position] {
-        Instruction::Fill { view } => view.bytes = view.bytes - Bytes(64),
+        Instruction::Fill { view } => view.bytes -= Bytes(64),
         Instruction::Wait { position, .. } => *position += 1,
         Instruction::Run { .. }
         | Instruction::Send { .. }

@@ -61,8 +61,7 @@ pub(crate) fn sigmoid<S: Simd>(simd: S, x: S::F) -> S::F {
 pub(crate) fn tanh<S: Simd>(simd: S, x: S::F) -> S::F {
     let magnitude = simd.abs(x);
     let square = simd.mul(x, x);
-    let tail =
-        polynomial(simd, square, [1.573_944_1e-2, -5.230_256e-2, 1.331_524_7e-1, -3.333_276_8e-1, 0.0]);
+    let tail = polynomial(simd, square, [1.573_944e-2, -5.230_256e-2, 1.331_524_7e-1, -3.333_276_8e-1, 0.0]);
     let small = simd.mul_add(tail, x, x);
     let one = simd.splat(1.0);
     let double = simd.add(magnitude, magnitude);
@@ -90,7 +89,7 @@ pub(crate) fn erf<S: Simd>(simd: S, x: S::F) -> S::F {
     let u = simd.mul_add(simd.splat(-3.883_964_4e-3), t, simd.splat(2.425_462_2e-2));
     let r = simd.mul_add(r, s, u);
     let r = simd.mul_add(r, t, simd.splat(-1.067_778_8e-1));
-    let r = simd.mul_add(r, t, simd.splat(-6.348_466_9e-1));
+    let r = simd.mul_add(r, t, simd.splat(-6.348_467e-1));
     let r = simd.mul_add(r, t, simd.splat(-1.287_175_1e-1));
     let r = simd.mul_add(r, t, simd.sub(simd.splat(0.0), t));
     let large = simd.copy_sign(simd.sub(simd.splat(1.0), exp(simd, r)), x);

@@ -7,12 +7,12 @@ use pipec_program::id::{Id, IdVec};
 use pipec_program::{Init, Mask, Pairing, ParameterId};
 
 /// A layer under construction.
-pub struct Sample {
+pub(crate) struct Sample {
     layer: Layer,
 }
 
 impl Sample {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let layer = Layer {
             name: "layer".to_owned(),
             slots: IdVec::new(),
@@ -28,11 +28,11 @@ impl Sample {
         self.layer.values.push(Value { name: "x".to_owned(), heads, width })
     }
 
-    pub fn slot(&mut self, shape: &[u64]) -> SlotId {
+    pub(crate) fn slot(&mut self, shape: &[u64]) -> SlotId {
         self.layer.slots.push(Slot { name: "w".to_owned(), shape: shape.to_vec() })
     }
 
-    pub fn input(&mut self, width: u64) -> ValueId {
+    pub(crate) fn input(&mut self, width: u64) -> ValueId {
         let value = self.value(1, width);
         self.layer.inputs.push(value);
         value
@@ -45,68 +45,68 @@ impl Sample {
     }
 
     /// An operation whose result has the type of `x`.
-    pub fn like(&mut self, x: ValueId, op: Op) -> ValueId {
+    pub(crate) fn like(&mut self, x: ValueId, op: Op) -> ValueId {
         let Value { heads, width, .. } = self.layer.values[x];
         self.op(heads, width, op)
     }
 
-    pub fn embedding(&mut self, vocab: u64, width: u64) -> ValueId {
+    pub(crate) fn embedding(&mut self, vocab: u64, width: u64) -> ValueId {
         let table = self.slot(&[vocab, width]);
         self.op(1, width, Op::Embedding { table })
     }
 
-    pub fn linear(&mut self, x: ValueId, out: u64, bias: bool) -> ValueId {
+    pub(crate) fn linear(&mut self, x: ValueId, out: u64, bias: bool) -> ValueId {
         let Value { heads, width, .. } = self.layer.values[x];
         let weight = self.slot(&[out, heads * width]);
         let bias = bias.then(|| self.slot(&[out]));
         self.op(1, out, Op::Linear { x, weight, bias })
     }
 
-    pub fn rms_norm(&mut self, x: ValueId) -> ValueId {
+    pub(crate) fn rms_norm(&mut self, x: ValueId) -> ValueId {
         let gain = self.slot(&[self.layer.values[x].width]);
         self.like(x, Op::RmsNorm { x, gain, eps: 1e-2 })
     }
 
-    pub fn layer_norm(&mut self, x: ValueId) -> ValueId {
+    pub(crate) fn layer_norm(&mut self, x: ValueId) -> ValueId {
         let width = self.layer.values[x].width;
         let (gain, bias) = (self.slot(&[width]), self.slot(&[width]));
         self.like(x, Op::LayerNorm { x, gain, bias, eps: 1e-2 })
     }
 
-    pub fn heads(&mut self, x: ValueId, heads: u64) -> ValueId {
+    pub(crate) fn heads(&mut self, x: ValueId, heads: u64) -> ValueId {
         let Value { heads: before, width, .. } = self.layer.values[x];
         self.op(heads, before * width / heads, Op::Reshape { x })
     }
 
-    pub fn attention(&mut self, q: ValueId, k: ValueId, v: ValueId, mask: Mask) -> ValueId {
+    pub(crate) fn attention(&mut self, q: ValueId, k: ValueId, v: ValueId, mask: Mask) -> ValueId {
         self.like(q, Op::Attention { q, k, v, mask, scale: 0.7 })
     }
 
-    pub fn unary(&mut self, function: Unary, x: ValueId) -> ValueId {
+    pub(crate) fn unary(&mut self, function: Unary, x: ValueId) -> ValueId {
         self.like(x, Op::Unary { function, x })
     }
 
-    pub fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
+    pub(crate) fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.like(a, Op::Add { a, b })
     }
 
-    pub fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
+    pub(crate) fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
         self.like(a, Op::Mul { a, b })
     }
 
-    pub fn output(mut self, outputs: &[ValueId]) -> Layer {
+    pub(crate) fn output(mut self, outputs: &[ValueId]) -> Layer {
         self.layer.outputs = outputs.to_vec();
         self.layer
     }
 
-    pub fn loss(mut self, logits: ValueId, ignore: Option<u32>) -> Layer {
+    pub(crate) fn loss(mut self, logits: ValueId, ignore: Option<u32>) -> Layer {
         self.layer.operations.push(Operation { op: Op::CrossEntropy { logits, ignore }, output: None });
         self.layer
     }
 }
 
 /// Norm, rotary grouped-query attention, norm, gated feed-forward.
-pub fn llama(width: u64, heads: u64, kv_heads: u64, hidden: u64) -> Layer {
+pub(crate) fn llama(width: u64, heads: u64, kv_heads: u64, hidden: u64) -> Layer {
     let mut layer = Sample::new();
     let x = layer.input(width);
     let h = layer.rms_norm(x);
@@ -131,7 +131,7 @@ pub fn llama(width: u64, heads: u64, kv_heads: u64, hidden: u64) -> Layer {
 }
 
 /// Layer norm, attention with biases, layer norm, gelu feed-forward, dropout on both branches.
-pub fn gpt(width: u64, heads: u64) -> Layer {
+pub(crate) fn gpt(width: u64, heads: u64) -> Layer {
     let mut layer = Sample::new();
     let x = layer.input(width);
     let h = layer.layer_norm(x);
@@ -153,7 +153,7 @@ pub fn gpt(width: u64, heads: u64) -> Layer {
 }
 
 /// Attention and feed-forward side by side on one norm, norms of queries and keys, a norm at the end.
-pub fn parallel(width: u64, heads: u64) -> Layer {
+pub(crate) fn parallel(width: u64, heads: u64) -> Layer {
     let mut layer = Sample::new();
     let x = layer.input(width);
     let h = layer.layer_norm(x);
@@ -174,7 +174,7 @@ pub fn parallel(width: u64, heads: u64) -> Layer {
 }
 
 /// A model of one piece.
-pub fn single(layer: Layer) -> Model {
+pub(crate) fn single(layer: Layer) -> Model {
     let mut model = empty();
     let id = model.layers.push(layer);
     push_piece(&mut model, id.index(), &[]);
@@ -182,7 +182,7 @@ pub fn single(layer: Layer) -> Model {
 }
 
 /// Embedding, `depth` times the layer, and a head that is tied to the embedding.
-pub fn model(layer: Layer, depth: usize, vocab: u64) -> Model {
+pub(crate) fn model(layer: Layer, depth: usize, vocab: u64) -> Model {
     let width = layer.values[layer.inputs[0]].width;
     let mut embedding = Sample::new();
     let x = embedding.embedding(vocab, width);

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// The scale of the loss.
 const LOSS_SCALE: f64 = 0.5;
 
-pub struct Stage {
+pub(crate) struct Stage {
     device: ReferenceDevice,
     functions: StageFunctions,
     forward: Compiled,
@@ -22,13 +22,13 @@ pub struct Stage {
 
 /// Numbers that a gradient belongs to: a tensor of f64 in a region.
 #[derive(Clone, Copy, Debug)]
-pub struct Place {
+pub(crate) struct Place {
     region: Region,
     offset: Bytes,
 }
 
 impl Stage {
-    pub fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
+    pub(crate) fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
         let functions = stage_functions(model, graphs, pieces, "forward", "backward");
         let mut device = ReferenceDevice::new();
         let forward =
@@ -76,7 +76,7 @@ impl Stage {
     }
 
     /// Fills weights, by parameter, and messages with numbers from counters.
-    pub fn randomize(&mut self, seed: u64) {
+    pub(crate) fn randomize(&mut self, seed: u64) {
         for place in self.functions.parameters.clone() {
             let values = numbers(seed + place.parameter.index() as u64, place.elements);
             self.store_floats(Region::Weights, place.weight, &values);
@@ -87,12 +87,12 @@ impl Stage {
         self.set_output_gradient(&gradient);
     }
 
-    pub fn set_input(&mut self, values: &[f64]) {
+    pub(crate) fn set_input(&mut self, values: &[f64]) {
         let types = self.functions.input.clone();
         self.set_message(Region::Input, &types, values);
     }
 
-    pub fn set_output_gradient(&mut self, values: &[f64]) {
+    pub(crate) fn set_output_gradient(&mut self, values: &[f64]) {
         let types = self.functions.output.clone();
         self.set_message(Region::OutputGradient, &types, values);
     }
@@ -110,32 +110,32 @@ impl Stage {
         message(types).into_iter().flat_map(|(place, count)| self.load(region, place, count)).collect()
     }
 
-    pub fn output(&self) -> Vec<f64> {
+    pub(crate) fn output(&self) -> Vec<f64> {
         self.message(Region::Output, &self.functions.output)
     }
 
-    pub fn input_gradient(&self) -> Vec<f64> {
+    pub(crate) fn input_gradient(&self) -> Vec<f64> {
         self.message(Region::InputGradient, &self.functions.input)
     }
 
-    pub fn loss(&self) -> f64 {
+    pub(crate) fn loss(&self) -> f64 {
         self.load(Region::Loss, Bytes::ZERO, 1)[0]
     }
 
     /// What the gradients are the gradients of, and the sum of its absolute terms.
-    pub fn objective(&self) -> (f64, f64) {
+    pub(crate) fn objective(&self) -> (f64, f64) {
         let weights = self.message(Region::OutputGradient, &self.functions.output);
         let terms = self.output().into_iter().zip(weights).map(|(output, weight)| output * weight);
         let terms = terms.chain([self.loss() * LOSS_SCALE]);
         terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
     }
 
-    pub fn forward(&mut self) {
+    pub(crate) fn forward(&mut self) {
         run(&mut self.device, self.forward, &self.functions.forward, &self.arenas);
     }
 
     /// Runs the backward pass on gradients of zero. What was saved is used up.
-    pub fn backward(&mut self) {
+    pub(crate) fn backward(&mut self) {
         if let Some(gradients) = self.arenas.get(&Region::Gradients) {
             gradients.whole().set(0);
         }
@@ -146,7 +146,7 @@ impl Stage {
         run(&mut self.device, self.backward, &self.functions.backward, &self.arenas);
     }
 
-    pub fn parameter_gradients(&self) -> Vec<(ParameterId, Vec<f64>)> {
+    pub(crate) fn parameter_gradients(&self) -> Vec<(ParameterId, Vec<f64>)> {
         let places = self.functions.parameters.iter();
         places
             .map(|place| (place.parameter, self.load(Region::Gradients, place.gradient, place.elements)))
@@ -154,7 +154,7 @@ impl Stage {
     }
 
     /// The gradients of all parameters and inputs, each with the place of what it belongs to.
-    pub fn gradients(&self) -> Vec<(Place, Vec<f64>)> {
+    pub(crate) fn gradients(&self) -> Vec<(Place, Vec<f64>)> {
         let parameters = self.functions.parameters.iter().map(|place| {
             let values = self.load(Region::Gradients, place.gradient, place.elements);
             (Place { region: Region::Weights, offset: place.weight }, values)
@@ -165,11 +165,11 @@ impl Stage {
         parameters.chain(inputs).collect()
     }
 
-    pub fn get(&self, place: Place, index: usize) -> f64 {
+    pub(crate) fn get(&self, place: Place, index: usize) -> f64 {
         self.load(place.region, place.offset + Bytes(8 * index as u64), 1)[0]
     }
 
-    pub fn set(&mut self, place: Place, index: usize, value: f64) {
+    pub(crate) fn set(&mut self, place: Place, index: usize, value: f64) {
         self.store_floats(place.region, place.offset + Bytes(8 * index as u64), &[value]);
     }
 }

@@ -36,8 +36,8 @@ use pipec_program::{
     Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
     Placed, Program, Reading, ReadingKind, TensorType, Training,
 };
-use std::fmt;
 use stages::borrowed;
+use std::fmt;
 use step::{Context, Tie};
 use table::FunctionTable;
 use wires::Wires;

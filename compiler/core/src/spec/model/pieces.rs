@@ -247,8 +247,11 @@ impl Builder<'_> {
     }
 }
 
-/// The names that come into each draft and those that go out of it; or one of them where they are too many.
-fn crossings(drafts: &[Draft]) -> Result<Vec<(BTreeSet<String>, BTreeSet<String>)>, String> {
+/// The names that come in and those that go out.
+type Crossing = (BTreeSet<String>, BTreeSet<String>);
+
+/// What crosses the borders of each draft; or one of them where they are too many.
+fn crossings(drafts: &[Draft]) -> Result<Vec<Crossing>, String> {
     let mut needed: BTreeSet<String> = BTreeSet::new();
     let mut crossings = Vec::new();
     for draft in drafts.iter().rev() {
