@@ -2,7 +2,7 @@
 //!
 //! Data flows one way: a [`Verified`](pipec_program::Verified) program and a way to make devices become an [`Engine`];
 //! [`Batches`] are opened from the program's data; [`train`](train::train) runs step after step, tells an
-//! [`Observer`](train::Observer) and writes [`checkpoint`]s.
+//! [`train::Observer`] and writes [`checkpoint`]s.
 //!
 //! What this crate deliberately does not know: models, schedules, plans; printing, signals, colours.
 #![deny(unsafe_code)]

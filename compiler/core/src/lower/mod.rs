@@ -2,7 +2,7 @@
 //!
 //! Communication is inserted here and nowhere else. In order: the distinct stages get their functions ([`stages`]), the
 //! cluster its links ([`wires`]), the arenas what lives for the whole step ([`arena`]); then it is found what is alive
-//! from which pass to which and when messages move ([`lifetimes`]), that gets its places ([`pack`]), and the queues of
+//! from which pass to which and when messages move ([`mod@lifetimes`]), that gets its places ([`pack`]), and the queues of
 //! each device are written ([`step`], [`queues`]). Everything but packing is linear in the number of passes.
 //!
 //! What it deliberately does not do: choose an order, or predict times.

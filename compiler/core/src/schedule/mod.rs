@@ -4,7 +4,7 @@
 //! [`order`]. No policy mentions messages: `lower` inserts them. Micro-batches ascend in both directions, so that every
 //! policy accumulates gradients in the same order.
 //!
-//! What this module deliberately does not do: predict times. The steps of [`execute`] order passes; the simulator of
+//! What this module deliberately does not do: predict times. The steps of [`mod@execute`] order passes; the simulator of
 //! programs tells time.
 
 mod execute;

@@ -7,7 +7,7 @@
 //! decision is a changed line. `docs/program.md` describes the form.
 //!
 //! What the text deliberately does not promise: that ids are in range or that the program makes sense, which is what
-//! [`crate::verify`] is for.
+//! [`mod@crate::verify`] is for.
 
 mod lines;
 mod parse;
