@@ -50,7 +50,7 @@ fn groups(layer: &Layer) -> Vec<Option<usize>> {
         match (&operation.op, operation.output) {
             (spec::Op::Reshape { x }, Some(output)) => origin[output.index()] = origin[x.index()],
             (op, _) => {
-                for x in operands(op) {
+                for x in op.operands() {
                     readers[origin[x.index()].index()].push(position);
                 }
             }
@@ -94,25 +94,6 @@ fn is_element_wise(op: &spec::Op) -> bool {
         | spec::Op::Softmax { .. }
         | spec::Op::Reshape { .. }
         | spec::Op::CrossEntropy { .. } => false,
-    }
-}
-
-fn operands(op: &spec::Op) -> Vec<spec::ValueId> {
-    match *op {
-        spec::Op::Embedding { .. } => vec![],
-        spec::Op::Positions { x, .. }
-        | spec::Op::Linear { x, .. }
-        | spec::Op::RmsNorm { x, .. }
-        | spec::Op::LayerNorm { x, .. }
-        | spec::Op::Rope { x, .. }
-        | spec::Op::Unary { x, .. }
-        | spec::Op::Scale { x, .. }
-        | spec::Op::Softmax { x }
-        | spec::Op::Dropout { x, .. }
-        | spec::Op::Reshape { x } => vec![x],
-        spec::Op::Add { a, b } | spec::Op::Mul { a, b } => vec![a, b],
-        spec::Op::Attention { q, k, v, .. } => vec![q, k, v],
-        spec::Op::CrossEntropy { logits, .. } => vec![logits],
     }
 }
 

@@ -11,7 +11,6 @@
 mod layout;
 mod optimizer;
 mod pass;
-mod place;
 mod stage;
 #[cfg(test)]
 mod tests;

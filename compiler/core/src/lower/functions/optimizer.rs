@@ -89,8 +89,7 @@ pub fn update_function(
         let first = &range[0];
         let elements = range.iter().map(|place| place.elements).sum();
         let ty = |dtype| TensorType::new(dtype, &[elements]);
-        let mut inputs =
-            vec![function.value(gradients, first.gradient, ty(moments))];
+        let mut inputs = vec![function.value(gradients, first.gradient, ty(moments))];
         inputs.extend(factor);
         let mut outputs = vec![
             function.value(weights, first.weight, ty(stage.precision)),

@@ -3,9 +3,9 @@
 //! Tensors name a storage, and a storage is either fixed (a place in a region) or temporary. [`Pass::finish`] lets
 //! kernels work in place where they may, packs what is left into the workspace and lists the regions that are used.
 
-use super::place::{self, Block};
 use super::{Region, StageFunction};
 use crate::graph::{LOSS_SCALE, SEED};
+use crate::lower::pack::{Effort, Span, pack};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::signature;
 use pipec_program::{
@@ -230,28 +230,25 @@ impl Pass {
 
     /// Places the temporaries and returns the size of the workspace.
     fn place_temporaries(&mut self, storages: &Merged) -> Bytes {
-        let mut blocks: BTreeMap<StorageId, Block> = BTreeMap::new();
-        for (time, kernel) in self.kernels.iter().enumerate() {
+        let mut spans: BTreeMap<StorageId, Span> = BTreeMap::new();
+        for (time, kernel) in (0..).zip(&self.kernels) {
             let outputs = kernel.outputs.iter().map(|output| output.value);
             for tensor in kernel.inputs.iter().copied().chain(outputs) {
                 let (storage, ty) = &self.tensors[tensor];
                 let storage = storages.find(*storage);
                 if self.storages[storage.0].is_none() {
-                    let block = blocks.entry(storage).or_insert(Block {
-                        bytes: Bytes::ZERO,
-                        first: time,
-                        last: time,
-                    });
-                    block.bytes = block.bytes.max(ty.bytes());
-                    block.last = time;
+                    let span = spans.entry(storage).or_insert(Span { bytes: 0, start: time, end: time });
+                    span.bytes = span.bytes.max(ty.bytes().0);
+                    span.end = time;
                 }
             }
         }
-        let (places, end) = place::pack(&blocks.values().copied().collect::<Vec<_>>());
-        for (storage, place) in blocks.into_keys().zip(places) {
-            self.storages[storage.0] = Some((Region::Workspace, place));
+        let needed: Vec<Span> = spans.values().copied().collect();
+        let packing = pack(&needed, 0, &mut Effort::new(needed.len()));
+        for (storage, offset) in spans.into_keys().zip(packing.offsets) {
+            self.storages[storage.0] = Some((Region::Workspace, Bytes(offset)));
         }
-        end
+        Bytes(packing.height)
     }
 
     /// Turns the scalars of graphs into those of the function, of which it has only those that it uses.
