@@ -1,8 +1,10 @@
 //! Matrix products `c = op(a) op(b) + bias`, row-major, with either operand transposed in storage.
 //!
-//! The scheme is that of Goto and van de Geijn (2008): a chunk of `a` is packed into panels of a few rows that stay in
-//! the second-level cache, a strip of `b` into panels of a few columns that stay in the first, and a register block
-//! ([`crate::microkernel`]) walks over both. Packing makes every inner access contiguous, whatever the transposition.
+//! The scheme is that of Goto and van de Geijn (2008): a strip of `b` is packed into panels that stay in the
+//! second-level cache, a few rows of `a` stay in the first, and a register block ([`crate::microkernel`]) walks over
+//! both. `a` is packed too where its elements would otherwise lie badly. It is our own because a library that packs
+//! allocates in every call, and because a split over threads must not change a bit; `benches/` and
+//! `docs/performance.md` compare its speed.
 //!
 //! Invariants: the depth is cut into chunks by its size alone, so every element of `c` is the same chain of
 //! multiply-adds for any number of threads. Scratch is two fixed buffers per thread ([`scratch_elements`]).
@@ -13,12 +15,12 @@ use crate::parallel::Processor;
 use crate::simd::{Simd, kernels, transpose};
 use std::ops::Range;
 
-/// Depth of a packed chunk at most: a panel of `b` (256 × 32 f32) takes 32 KiB of the first-level cache.
+/// Depth of a chunk at most: 12 rows of `a` take 24 KiB of the first-level cache.
 const DEPTH: usize = 512;
-/// Rows of a packed chunk of `a` at most: 528 × 256 f32 take half a MiB of the second-level cache. Divisible by the
-/// rows of every register block.
+/// Rows of a chunk of `a` at most; divisible by the rows of every register block.
 const ROWS: usize = 528;
-/// Columns of `b` packed at once; a multiple of the columns of every register block.
+/// Columns of `b` packed at once, a multiple of the columns of every register block: 256 × 512 f32 take half a MiB of
+/// the second-level cache.
 const COLUMNS: usize = 256;
 
 /// The f32 of scratch that [`matmul`] uses per thread.
@@ -163,6 +165,9 @@ fn part<S: Simd, const HEIGHT: usize, const WIDTH: usize>(
     scratch: &mut [f32],
 ) {
     let (packed_a, packed_b) = scratch.split_at_mut(ROWS * DEPTH);
+    // Rows of `a` are read where they lie, unless their distance of whole pages would put all of a block into one set
+    // of the first-level cache.
+    let pack_a = transpose_a || a.columns().is_multiple_of(1024);
     let depth_step = piece(depth, DEPTH, 8);
     let row_step = piece(rows.len().max(1), ROWS, HEIGHT);
     for first in (0..depth).step_by(depth_step) {
@@ -172,6 +177,8 @@ fn part<S: Simd, const HEIGHT: usize, const WIDTH: usize>(
             let chunk = first_row..rows.end.min(first_row + row_step);
             if transpose_a {
                 pack_across::<HEIGHT>(a, chunk.clone(), steps.clone(), packed_a);
+            } else if pack_a {
+                pack_transposed::<HEIGHT>(a, chunk.clone(), steps.clone(), packed_a);
             }
             for first_column in columns.clone().step_by(COLUMNS) {
                 let strip = first_column..columns.end.min(first_column + COLUMNS);
@@ -185,7 +192,7 @@ fn part<S: Simd, const HEIGHT: usize, const WIDTH: usize>(
                     let panels = packed_b.chunks_exact(WIDTH * steps.len()).zip(strip.clone().step_by(WIDTH));
                     for (panel, column) in panels {
                         let columns = column..strip.end.min(column + WIDTH);
-                        if transpose_a {
+                        if pack_a {
                             let a = &packed_a[index * HEIGHT * steps.len()..][..HEIGHT * steps.len()];
                             let a = Packed::<1, HEIGHT>(a.as_ptr());
                             // SAFETY: the panels hold the steps of a whole block, and this part alone has these
@@ -257,6 +264,9 @@ unsafe fn multiply<S: Simd, A: Left>(
     }
 }
 
+/// Steps that are packed at once for all lanes: reads stay in a few rows of storage, writes in a few cache lines.
+const TOGETHER: usize = 16;
+
 /// Packs lanes that lie side by side in storage, a row of it per step: `[panel][step][WIDTH]`, with zeros in the lanes
 /// that the last panel lacks.
 #[inline(always)]
@@ -266,16 +276,19 @@ fn pack_across<const WIDTH: usize>(
     steps: Range<usize>,
     packed: &mut [f32],
 ) {
-    for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * steps.len())) {
-        let (panel, _) = panel.as_chunks_mut::<WIDTH>();
-        let lanes = first..lanes.end.min(first + WIDTH);
-        for (step, target) in steps.clone().zip(panel) {
-            let row = source.row(step, lanes.clone());
-            match row.first_chunk::<WIDTH>() {
-                Some(row) => *target = *row,
-                None => {
-                    target[..row.len()].copy_from_slice(row);
-                    target[row.len()..].fill(0.0);
+    for block in (0..steps.len()).step_by(TOGETHER) {
+        let block = block..steps.len().min(block + TOGETHER);
+        for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * steps.len())) {
+            let targets = &mut panel.as_chunks_mut::<WIDTH>().0[block.clone()];
+            let lanes = first..lanes.end.min(first + WIDTH);
+            for (step, target) in block.clone().zip(targets) {
+                let row = source.row(steps.start + step, lanes.clone());
+                match row.first_chunk::<WIDTH>() {
+                    Some(row) => *target = *row,
+                    None => {
+                        target[..row.len()].copy_from_slice(row);
+                        target[row.len()..].fill(0.0);
+                    }
                 }
             }
         }
@@ -290,32 +303,33 @@ pub(crate) fn pack_transposed<const WIDTH: usize>(
     steps: Range<usize>,
     packed: &mut [f32],
 ) {
-    let depth = steps.len();
-    for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * depth)) {
-        for group in (0..WIDTH).step_by(4) {
-            let lane = first + group;
-            if lane + 4 <= lanes.end {
-                let row = |offset: usize| source.row(lane + offset, steps.clone());
+    for (first, panel) in lanes.clone().step_by(WIDTH).zip(packed.chunks_exact_mut(WIDTH * steps.len())) {
+        let (panel, _) = panel.as_chunks_mut::<WIDTH>();
+        for block in (0..steps.len()).step_by(TOGETHER) {
+            let block = block..steps.len().min(block + TOGETHER);
+            let from = steps.start + block.start..steps.start + block.end;
+            for group in (0..WIDTH).step_by(4) {
+                let targets = &mut panel[block.clone()];
+                let row = |offset: usize| {
+                    let lane = first + group + offset;
+                    if lane < lanes.end { source.row(lane, from.clone()) } else { &[] }
+                };
                 let rows = [row(0), row(1), row(2), row(3)];
                 let [(a, _), (b, _), (c, _), (d, _)] = rows.map(|row| row.as_chunks::<4>());
-                let targets = panel.as_chunks_mut::<WIDTH>().0.as_chunks_mut::<4>().0;
-                for ((((a, b), c), d), targets) in a.iter().zip(b).zip(c).zip(d).zip(targets) {
-                    let columns = transpose([*a, *b, *c, *d]);
-                    for (target, column) in targets.iter_mut().zip(&columns) {
-                        target[group..group + 4].copy_from_slice(column);
+                let mut done = 0;
+                if group + 4 <= WIDTH && first + group + 4 <= lanes.end {
+                    let quads = targets.as_chunks_mut::<4>().0;
+                    done = 4 * quads.len();
+                    for ((((a, b), c), d), quad) in a.iter().zip(b).zip(c).zip(d).zip(quads) {
+                        let columns = transpose([*a, *b, *c, *d]);
+                        for (target, column) in quad.iter_mut().zip(&columns) {
+                            target[group..group + 4].copy_from_slice(column);
+                        }
                     }
                 }
-                for step in depth / 4 * 4..depth {
-                    for (offset, row) in rows.iter().enumerate() {
-                        panel[step * WIDTH + group + offset] = row[step];
-                    }
-                }
-            } else {
-                for offset in 0..4 {
-                    let lane = lane + offset;
-                    let row = if lane < lanes.end { source.row(lane, steps.clone()) } else { &[] };
-                    for step in 0..depth {
-                        panel[step * WIDTH + group + offset] = row.get(step).copied().unwrap_or(0.0);
+                for (step, target) in targets.iter_mut().enumerate().skip(done) {
+                    for (target, row) in target[group..].iter_mut().zip(&rows) {
+                        *target = row.get(step).copied().unwrap_or(0.0);
                     }
                 }
             }

@@ -17,6 +17,11 @@ impl<'a> View<'a> {
         Self { data, columns }
     }
 
+    /// Elements of a row.
+    pub(crate) fn columns(&self) -> usize {
+        self.columns
+    }
+
     /// Some columns of a row.
     #[inline(always)]
     pub(crate) fn row(&self, row: usize, columns: Range<usize>) -> &'a [f32] {

@@ -114,7 +114,7 @@ kernels! {
         let len = gradient.len();
         let whole = len / S::LANES * S::LANES;
         for at in (0..whole).step_by(S::LANES) {
-            let state = [&weight[at..], &moment[at..], &variance[at..]].map(|state| simd.load(state));
+            let state = [simd.load(&weight[at..]), simd.load(&moment[at..]), simd.load(&variance[at..])];
             let [w, m, v] = adamw_step(simd, &adam, factor, simd.load(&gradient[at..]), state);
             simd.store(w, &mut weight[at..]);
             simd.store(m, &mut moment[at..]);
@@ -122,8 +122,11 @@ kernels! {
         }
         if whole < len {
             let rest = whole..len;
-            let state = [&weight[rest.clone()], &moment[rest.clone()], &variance[rest.clone()]];
-            let state = state.map(|state| simd.load_partial(state));
+            let state = [
+                simd.load_partial(&weight[rest.clone()]),
+                simd.load_partial(&moment[rest.clone()]),
+                simd.load_partial(&variance[rest.clone()]),
+            ];
             let [w, m, v] = adamw_step(simd, &adam, factor, simd.load_partial(&gradient[rest.clone()]), state);
             simd.store_partial(w, &mut weight[rest.clone()]);
             simd.store_partial(m, &mut moment[rest.clone()]);
