@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# Runs every fuzz target for a bounded time: scripts/fuzz.sh [SECONDS]. Needs a C++ compiler for libFuzzer; coverage
-# comes from flags of the stable compiler, so that neither a nightly nor cargo-fuzz is needed.
+# Runs every fuzz target on so many inputs: scripts/fuzz.sh [RUNS] [SEED]. The same numbers make the same inputs. Needs a
+# C++ compiler for libFuzzer; coverage comes from flags of the stable compiler, so that neither a nightly nor cargo-fuzz
+# is needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-seconds=${1:-60}
+runs=${1:-100000}
+seed=${2:-1}
 coverage="--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
 coverage+=" -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table"
 coverage+=" -Ccodegen-units=1 -Cdebug-assertions"
@@ -14,11 +16,11 @@ fuzz() { # folder, target, seeds...
     local corpus
     corpus=$(mktemp -d)
     cp "$@" "$corpus"
-    echo "fuzzing $target for $seconds s from $# seeds"
+    echo "fuzzing $target on $runs inputs from $# seeds"
     # Naming the target keeps the flags away from build scripts.
     RUSTFLAGS="$coverage" cargo run --quiet --release --target "$(rustc -vV | sed -n 's/^host: //p')" \
         --manifest-path "$folder/fuzz/Cargo.toml" --target-dir target/fuzz --bin "$target" -- \
-        "$corpus" -max_total_time="$seconds" -timeout=10 -rss_limit_mb=4096 -max_len=65536 -verbosity=0 \
+        "$corpus" -runs="$runs" -seed="$seed" -timeout=60 -rss_limit_mb=4096 -max_len=65536 -verbosity=0 \
         -print_final_stats=1
     rm -rf "$corpus"
 }
