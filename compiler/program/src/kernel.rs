@@ -86,10 +86,12 @@ pub enum Op {
     LayerNormParamGrad,
     /// `x [T, heads*head_dim] -> y` of the same type, which may be the same value: rotates pairs of components of each
     /// head by `position * base^(-2 i / rotary)` for pair i of `rotary / 2`; components from `rotary` on are copied.
-    /// The position of row t is `t mod tokens`. Cosine and sine are computed in f64 and rounded to f32.
+    /// The position of row t is `first + t mod tokens`. Cosine and sine are computed in f64 and rounded to f32.
     Rope {
         /// Tokens per sequence in this call; T is a multiple.
         tokens: u64,
+        /// The position of the first token of a sequence in this call.
+        first: u64,
         /// Components of a head.
         head_dim: u64,
         /// Components that rotate, even, at most `head_dim`.
@@ -103,12 +105,14 @@ pub enum Op {
         /// Rotate backwards: the gradient.
         inverse: bool,
     },
-    /// `q [B*S, heads*head_dim], k [B*K, kv_heads*head_dim], v` like `k` `-> o` like `q`, `lse f32 [B*heads, S]`:
+    /// `q [B*S, heads*head_dim], (k [B*K, kv_heads*head_dim], v` like `k).. -> o` like `q`, `lse f32 [B*heads, S]`:
     /// `o = softmax(scale q k^T + mask) v` per head, where head h reads key head `h * kv_heads / heads`, and `lse` is
-    /// the natural logarithm of the sum of exponentials of each row. Query s of a sequence stands at position
-    /// `K - S + s`, so that keys of earlier slices are a prefix.
+    /// the natural logarithm of the sum of exponentials of each row. The keys of a sequence come in one or more
+    /// *parts*, each a pair of `k` and `v` with an extent K of its own, in the order of positions: those of earlier
+    /// slices, and last the slice's own. Query s of a sequence stands at position `sum(K) - S + s`.
     Attention(AttentionShape),
-    /// `q, k, v, o, lse, do -> dq, dk, dv`, with the shapes of [`Op::Attention`]. All three may accumulate.
+    /// `q, (k, v).., o, lse, do -> dq, (dk, dv)..`, with the shapes of [`Op::Attention`]. All may accumulate, each for
+    /// itself.
     AttentionGrad(AttentionShape),
     /// `x [R,C] -> y [R,C]`: softmax of each row.
     Softmax,
@@ -136,8 +140,8 @@ pub enum Op {
         nodes: Vec<Node>,
         /// The node of each output.
         results: Vec<u32>,
-        /// The integer scalar that seeds [`Node::Random`]; present exactly when one occurs.
-        seed: Option<ScalarId>,
+        /// What [`Node::Random`] draws from; present exactly when one occurs.
+        seed: Option<Seed>,
     },
     /// `x.. -> squares f64 [N]`: the sum of squares of each of the N inputs, in f64, elements ascending.
     SumSquares,
@@ -166,6 +170,26 @@ pub enum Op {
         /// The number of this step, from 1, an integer scalar.
         step: ScalarId,
     },
+}
+
+/// What random numbers depend on besides their site.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seed {
+    /// The integer scalar of the call.
+    pub scalar: ScalarId,
+    /// Which rows of whole sequences the call has; none if it has whole sequences.
+    pub part: Option<Part>,
+}
+
+/// A slice of every sequence: row r of a call is row `(r / tokens) whole + first + r mod tokens` of the whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Tokens per sequence in this call, at least 1.
+    pub tokens: u64,
+    /// Tokens of a sequence before them.
+    pub first: u64,
+    /// Tokens of a whole sequence.
+    pub whole: u64,
 }
 
 /// The sizes of an attention.
@@ -233,7 +257,8 @@ pub enum Node {
     Unary(UnaryOp, u32),
     /// Two operands.
     Binary(BinaryOp, u32, u32),
-    /// A number in [0, 1) that depends on the seed, the salt and the flat index of the element alone: the upper 24 bits
+    /// A number in [0, 1) that depends on the seed, the salt and the flat index of the element in whole sequences alone
+    /// (see [`Part`]), so that slices draw what the whole would: the upper 24 bits
     /// of SplitMix64's output number `index` for the state `at(seed, salt)`, times 2^-24. Dropout.
     Random {
         /// Tells the sites of one function apart.

@@ -32,7 +32,9 @@ pub use id::{
     BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParamId, ParameterId,
     QueueId, ScalarId, Slice, StageId, ValueId,
 };
-pub use kernel::{AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, RopeScaling, UnaryOp};
+pub use kernel::{
+    AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, Part, RopeScaling, Seed, UnaryOp,
+};
 pub use program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
     LearningRate, Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind,

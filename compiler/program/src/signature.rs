@@ -6,7 +6,7 @@
 
 use crate::function::ScalarType;
 use crate::id::ScalarId;
-use crate::kernel::{AttentionShape, Mask, Node, Op};
+use crate::kernel::{AttentionShape, Mask, Node, Op, Part, Seed};
 use crate::program::StepInput;
 use crate::tensor::{DType, TensorType};
 
@@ -111,7 +111,7 @@ pub fn may_replace(op: &Op, output: usize, input: usize) -> bool {
 pub fn scalars(op: &Op) -> Vec<(ScalarId, ScalarType, StepInput)> {
     match op {
         Op::CrossEntropyGrad { scale, .. } => vec![(*scale, ScalarType::Real, StepInput::LossScale)],
-        Op::Map { seed: Some(seed), .. } => vec![(*seed, ScalarType::Integer, StepInput::Seed)],
+        Op::Map { seed: Some(seed), .. } => vec![(seed.scalar, ScalarType::Integer, StepInput::Seed)],
         Op::AdamW { learning_rate, step, .. } => vec![
             (*learning_rate, ScalarType::Real, StepInput::LearningRate),
             (*step, ScalarType::Integer, StepInput::Step),
@@ -228,7 +228,7 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.out_vector(0, o.columns(0))?;
             o.out_vector(1, o.columns(0))
         }
-        Op::Rope { tokens, head_dim, rotary, base, scaling, pairing: _, inverse: _ } => {
+        Op::Rope { tokens, head_dim, rotary, base, scaling, first: _, pairing: _, inverse: _ } => {
             o.counts(1..=1, 1)?;
             multiple("rows", o.rows(0), "tokens", *tokens)?;
             multiple("columns", o.columns(0), "head_dim", *head_dim)?;
@@ -245,20 +245,19 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.out_matrix(0, o.rows(0), o.columns(0))
         }
         Op::Attention(shape) => {
-            o.counts(3..=3, 2)?;
-            attention(&o, shape)?;
+            o.counts(3..=usize::MAX, 2)?;
+            attention(&o, shape, 0)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
             o.out_exact(1, o.statistic(), o.rows(0).saturating_mul(shape.heads))
         }
         Op::AttentionGrad(shape) => {
-            o.counts(6..=6, 3)?;
-            attention(&o, shape)?;
-            o.in_like(3, 0)?;
-            o.in_exact(4, o.statistic(), o.rows(0).saturating_mul(shape.heads))?;
-            o.in_like(5, 0)?;
+            o.counts(6..=usize::MAX, o.inputs.len().saturating_sub(3))?;
+            let end = attention(&o, shape, 3)?;
+            o.in_like(end, 0)?;
+            o.in_exact(end + 1, o.statistic(), o.rows(0).saturating_mul(shape.heads))?;
+            o.in_like(end + 2, 0)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
-            o.out_matrix(1, o.rows(1), o.columns(1))?;
-            o.out_matrix(2, o.rows(1), o.columns(1))
+            (1..end).try_for_each(|key| o.out_matrix(key, o.rows(key), o.columns(key)))
         }
         Op::Softmax => {
             o.counts(1..=1, 1)?;
@@ -284,7 +283,7 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.in_exact(2, o.statistic(), o.rows(0))?;
             o.out_matrix(0, o.rows(0), o.columns(0))
         }
-        Op::Map { nodes, results, seed } => map(&o, nodes, results, seed.is_some()),
+        Op::Map { nodes, results, seed } => map(&o, nodes, results, seed.as_ref()),
         Op::SumSquares => {
             o.counts(1..=usize::MAX, 1)?;
             for input in 0..o.inputs.len() {
@@ -383,13 +382,17 @@ fn matmul(o: &Operands<'_>, transpose_a: bool, transpose_b: bool) -> Result<(), 
     o.out_matrix(0, m, n)
 }
 
-fn attention(o: &Operands<'_>, shape: &AttentionShape) -> Result<(), String> {
+/// Checks the queries and the parts of keys and values, which `after` other operands follow; returns their number.
+fn attention(o: &Operands<'_>, shape: &AttentionShape, after: usize) -> Result<usize, String> {
     let AttentionShape { sequences, heads, kv_heads, head_dim, mask, scale } = *shape;
     if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
         return Err(format!("heads {heads} are no multiple of kv_heads {kv_heads}"));
     }
     multiple("rows of q", o.rows(0), "sequences", sequences)?;
-    multiple("rows of k", o.rows(1), "sequences", sequences)?;
+    let end = o.inputs.len().saturating_sub(after);
+    if !end.saturating_sub(1).is_multiple_of(2) {
+        return Err("keys and values come in pairs".to_owned());
+    }
     positive("scale", scale)?;
     o.in_real(0)?;
     let columns = heads.saturating_mul(head_dim);
@@ -397,29 +400,35 @@ fn attention(o: &Operands<'_>, shape: &AttentionShape) -> Result<(), String> {
         return Err(format!("q has {} columns, {heads} heads of {head_dim} have {columns}", o.columns(0)));
     }
     let columns = kv_heads.saturating_mul(head_dim);
-    if o.columns(1) != columns {
-        return Err(format!("k has {} columns, {kv_heads} heads of {head_dim} have {columns}", o.columns(1)));
+    let mut keys = 0u64;
+    for k in (1..end).step_by(2) {
+        multiple("rows of k", o.rows(k), "sequences", sequences)?;
+        if o.columns(k) != columns {
+            let found = o.columns(k);
+            return Err(format!("k has {found} columns, {kv_heads} heads of {head_dim} have {columns}"));
+        }
+        o.in_real(k)?;
+        o.in_like(k + 1, k)?;
+        keys = keys.saturating_add(o.rows(k));
     }
-    o.in_real(1)?;
-    o.in_like(2, 1)?;
     let prefix = match mask {
         Mask::Full => true,
-        Mask::Causal => o.rows(1) >= o.rows(0),
+        Mask::Causal => keys >= o.rows(0),
         Mask::Window { size } => {
             if size == 0 {
                 return Err("a window sees at least 1 key".to_owned());
             }
-            o.rows(1) >= o.rows(0)
+            keys >= o.rows(0)
         }
     };
     if prefix {
-        Ok(())
+        Ok(end)
     } else {
-        Err(format!("{} rows of keys are fewer than {} rows of queries", o.rows(1), o.rows(0)))
+        Err(format!("{keys} rows of keys are fewer than {} rows of queries", o.rows(0)))
     }
 }
 
-fn map(o: &Operands<'_>, nodes: &[Node], results: &[u32], seeded: bool) -> Result<(), String> {
+fn map(o: &Operands<'_>, nodes: &[Node], results: &[u32], seed: Option<&Seed>) -> Result<(), String> {
     if results.is_empty() {
         return Err("an expression has at least one result".to_owned());
     }
@@ -453,7 +462,13 @@ fn map(o: &Operands<'_>, nodes: &[Node], results: &[u32], seeded: bool) -> Resul
     if let Some(result) = results.iter().find(|&&result| result as usize >= nodes.len()) {
         return Err(format!("there is no node n{result}"));
     }
-    if random != seeded {
+    if let Some(part) = seed.and_then(|seed| seed.part) {
+        let Part { tokens, first, whole } = part;
+        if tokens == 0 || first.checked_add(tokens).is_none_or(|end| end > whole) {
+            return Err(format!("tokens {tokens} from {first} are no part of {whole}"));
+        }
+    }
+    if random != seed.is_some() {
         return Err(if random { "random needs a seed" } else { "a seed without random" }.to_owned());
     }
     let (rows, columns) = (o.outputs[0].shape.rows(), o.outputs[0].shape.last());

@@ -280,6 +280,7 @@ fn rms_norm_gain_grad(bencher: Bencher, preset: Preset) {
 fn rope(bencher: Bencher, preset: Preset) {
     let head_dim = preset.hidden / preset.heads;
     let op = Op::Rope {
+        first: 0,
         tokens: preset.sequence,
         head_dim,
         rotary: head_dim,

@@ -6,7 +6,7 @@ use crate::gemm::{self, Product};
 use crate::optimizer::AdamRates;
 use crate::rope::{Rotation, Table};
 use pipec_program::id::Id;
-use pipec_program::{DType, Function, IdVec, Kernel, Op, ScalarId, Value, ValueId};
+use pipec_program::{DType, Function, IdVec, Kernel, Op, Seed, Value, ValueId};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ pub(crate) enum Bound {
     SoftmaxGrad,
     CrossEntropy { ignore: Option<u32> },
     CrossEntropyGrad { ignore: Option<u32>, scale: usize },
-    Map { kernel: MapKernel, seed: Option<usize> },
+    Map { kernel: MapKernel, seed: Option<Seed> },
     SumSquares,
     ClipFactor { limit: f64 },
     AdamW { rates: AdamRates, learning_rate: usize, step: usize },
@@ -336,9 +336,10 @@ pub(crate) fn bind(
             operands.writes(&[(0, x.columns), (1, x.columns)])?;
             Bound::LayerNormParamGrad
         }
-        &Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse } => {
+        &Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse } => {
             operands.count(1..2, 1..2)?;
-            let (tokens, head_dim, rotary) = (size(tokens)?, size(head_dim)?, size(rotary)?);
+            let (tokens, first) = (size(tokens)?, size(first)?);
+            let (head_dim, rotary) = (size(head_dim)?, size(rotary)?);
             let x = &inputs[0];
             operands.reads(&[(0, x.elements)])?;
             operands.writes(&[(0, x.elements)])?;
@@ -346,7 +347,7 @@ pub(crate) fn bind(
             if !fits || !rotary.is_multiple_of(2) || tokens == 0 {
                 return Err(format!("{rotary} rotating components of {head_dim} in rows of {}", x.columns));
             }
-            let rotation = Rotation { tokens, rotary, base, pairing, scaling };
+            let rotation = Rotation { tokens, first, rotary, base, pairing, scaling };
             let known =
                 tables.iter().find(|(known, _)| *known == rotation).map(|(_, table)| Arc::clone(table));
             let table = known.unwrap_or_else(|| {
@@ -357,19 +358,26 @@ pub(crate) fn bind(
             Bound::Rope { table, head_dim, inverse }
         }
         Op::Attention(shape) => {
-            operands.count(3..4, 2..3)?;
-            let shape = attention_shape(shape, inputs)?;
-            let (queries, keys, rows) = extents(&shape);
-            operands.reads(&[(0, queries), (1, keys), (2, keys)])?;
+            operands.count(3..usize::MAX, 2..3)?;
+            let end = inputs.len();
+            let shape = attention_shape(shape, inputs, end)?;
+            let (queries, rows) = extents(&shape);
+            operands.reads(&[(0, queries)])?;
+            (1..end).try_for_each(|key| operands.reads(&[(key, shape.key_elements(key))]))?;
             operands.writes(&[(0, queries), (1, rows)])?;
             Bound::Attention(shape)
         }
         Op::AttentionGrad(shape) => {
-            operands.count(6..7, 3..4)?;
-            let shape = attention_shape(shape, inputs)?;
-            let (queries, keys, rows) = extents(&shape);
-            operands.reads(&[(0, queries), (1, keys), (2, keys), (3, queries), (4, rows), (5, queries)])?;
-            operands.writes(&[(0, queries), (1, keys), (2, keys)])?;
+            let end = inputs.len().saturating_sub(3);
+            operands.count(6..usize::MAX, end..end + 1)?;
+            let shape = attention_shape(shape, inputs, end)?;
+            let (queries, rows) = extents(&shape);
+            operands.reads(&[(0, queries), (end, queries), (end + 1, rows), (end + 2, queries)])?;
+            operands.writes(&[(0, queries)])?;
+            (1..end).try_for_each(|key| {
+                operands.reads(&[(key, shape.key_elements(key))])?;
+                operands.writes(&[(key, shape.key_elements(key))])
+            })?;
             Bound::AttentionGrad(shape)
         }
         Op::Softmax => {
@@ -425,7 +433,7 @@ pub(crate) fn bind(
                 accumulate: outputs.iter().map(|output| output.accumulate).collect(),
                 inputs: inputs.iter().map(reach).collect::<Result<_, _>>()?,
             };
-            Bound::Map { kernel: compiler.compile(expression)?, seed: seed.map(ScalarId::index) }
+            Bound::Map { kernel: compiler.compile(expression)?, seed: *seed }
         }
         Op::SumSquares => {
             operands.count(1..usize::MAX, 1..2)?;
@@ -466,22 +474,26 @@ fn positions(tokens: usize, first: usize, rows: usize) -> Result<(), String> {
     Ok(())
 }
 
-/// The sizes of an attention with the extents of its operands.
+/// The sizes of an attention whose parts of keys and values are the operands from 1 to `end`.
 fn attention_shape(
     shape: &pipec_program::AttentionShape,
     inputs: &[Place],
+    end: usize,
 ) -> Result<attention::Shape, String> {
     let (sequences, heads) = (size(shape.sequences)?, size(shape.heads)?);
     let (kv_heads, head_dim) = (size(shape.kv_heads)?, size(shape.head_dim)?);
     let per_sequence = |place: &Place| place.rows / sequences.max(1);
     let fits = sequences > 0 && kv_heads > 0 && heads.is_multiple_of(kv_heads) && head_dim > 0;
-    if !fits || inputs[..3].iter().any(|place| !place.rows.is_multiple_of(sequences)) {
+    if !fits || inputs[..end].iter().any(|place| !place.rows.is_multiple_of(sequences)) {
         return Err(format!("{heads} heads on {kv_heads} in {sequences} sequences"));
+    }
+    if !end.saturating_sub(1).is_multiple_of(2) {
+        return Err("keys without values".to_owned());
     }
     Ok(attention::Shape {
         sequences,
         queries: per_sequence(&inputs[0]),
-        keys: per_sequence(&inputs[1]),
+        parts: inputs[1..end].iter().step_by(2).map(per_sequence).collect(),
         heads,
         kv_heads,
         head_dim,
@@ -490,9 +502,8 @@ fn attention_shape(
     })
 }
 
-/// Elements of `q`, of `k`, and of the log-sum-exp.
-fn extents(shape: &attention::Shape) -> (usize, usize, usize) {
+/// Elements of `q` and of the log-sum-exp.
+fn extents(shape: &attention::Shape) -> (usize, usize) {
     let queries = shape.sequences * shape.queries;
-    let keys = shape.sequences * shape.keys * shape.kv_heads * shape.head_dim;
-    (queries * shape.heads * shape.head_dim, keys, queries * shape.heads)
+    (queries * shape.heads * shape.head_dim, queries * shape.heads)
 }

@@ -5,12 +5,13 @@
 
 use crate::attention;
 use crate::bind::{self, Bound, Place, Step};
-use crate::elementwise::Compiler;
+use crate::elementwise::{Compiler, Random, Runs};
 use crate::parallel::Processor;
 use crate::rope::{Rotation, Table};
 use crate::simd::InstructionSet;
 use crate::{embedding, gemm, norm, optimizer, rope, softmax};
-use pipec_program::{Body, Bytes, DType, Function};
+use pipec_program::id::Id;
+use pipec_program::{Body, Bytes, DType, Function, Seed};
 use pipec_runtime::{Compiled, Device, DeviceError, Region, ScalarValue};
 use std::sync::Arc;
 
@@ -212,6 +213,11 @@ impl<'a> Call<'a> {
         unsafe { slice_mut(self.pointer(place), place.elements) }
     }
 
+    /// The parts of keys and values of an attention, which end at an operand.
+    fn keys_and_values(&self, end: usize) -> Vec<(&'a [f32], &'a [f32])> {
+        (1..end).step_by(2).map(|part| (self.input(part), self.input(part + 1))).collect()
+    }
+
     fn rows(&self, index: usize) -> Rows<'a> {
         Rows::new(self.input(index), self.step.inputs[index].columns)
     }
@@ -341,25 +347,28 @@ impl<'a> Call<'a> {
                 processor,
                 shape,
                 self.input(0),
-                self.input(1),
-                self.input(2),
+                &self.keys_and_values(self.step.inputs.len()),
                 self.output(0),
                 self.output(1),
             ),
             Bound::AttentionGrad(shape) => {
+                let end = self.step.inputs.len() - 3;
                 let operands = attention::Operands {
                     q: self.input(0),
-                    k: self.input(1),
-                    v: self.input(2),
-                    o: self.input(3),
-                    lse: self.input(4),
-                    d_o: self.input(5),
+                    keys_and_values: &self.keys_and_values(end),
+                    o: self.input(end),
+                    lse: self.input(end + 1),
+                    d_o: self.input(end + 2),
                 };
+                let parts = (1..end).step_by(2).map(|part| attention::PartGradients {
+                    dk: self.output(part),
+                    dv: self.output(part + 1),
+                    accumulate: [self.accumulates(part), self.accumulates(part + 1)],
+                });
                 let gradients = attention::Gradients {
                     dq: self.output(0),
-                    dk: self.output(1),
-                    dv: self.output(2),
-                    accumulate: [self.accumulates(0), self.accumulates(1), self.accumulates(2)],
+                    accumulate: self.accumulates(0),
+                    parts: parts.collect(),
                 };
                 attention::attention_grad(processor, shape, operands, gradients);
             }
@@ -389,8 +398,14 @@ impl<'a> Call<'a> {
                 );
             }
             Bound::Map { kernel, seed } => {
-                let seed = seed.map_or(Ok(0), |seed| Ok(self.scalar(seed)?.integer()))?;
                 let output = &self.step.outputs[0].place;
+                let random = match seed {
+                    Some(Seed { scalar, part }) => Random {
+                        seed: self.scalar(scalar.index())?.integer(),
+                        runs: part.map(|part| Runs::new(part, output.columns)),
+                    },
+                    None => Random { seed: 0, runs: None },
+                };
                 let mut pointers = [std::ptr::null_mut(); bind::MOST_POINTERS];
                 let places =
                     self.step.inputs.iter().chain(self.step.outputs.iter().map(|output| &output.place));
@@ -400,7 +415,7 @@ impl<'a> Call<'a> {
                 let count = self.step.inputs.len() + self.step.outputs.len();
                 // SAFETY: the operands have the sizes of the expression and overlap only as it allows (checked when
                 // compiled); the engine lends the bytes to this call; the compiler lives in the device.
-                unsafe { kernel.run(processor, seed, output.rows, output.columns, &pointers[..count]) };
+                unsafe { kernel.run(processor, random, output.rows, output.columns, &pointers[..count]) };
             }
             Bound::SumSquares => {
                 let inputs = self.step.inputs.len();

@@ -12,6 +12,8 @@ use std::f64::consts::PI;
 pub(crate) struct Rotation {
     /// Positions.
     pub(crate) tokens: usize,
+    /// The first of them.
+    pub(crate) first: usize,
     /// Components of a head that rotate, even.
     pub(crate) rotary: usize,
     pub(crate) base: f64,
@@ -19,7 +21,7 @@ pub(crate) struct Rotation {
     pub(crate) scaling: Option<RopeScaling>,
 }
 
-/// Cosines and sines for every position and component, in f64 rounded to f32: `[tokens, rotary]` each. The sine has
+/// Cosines and sines for every position of a call and component, in f64 rounded to f32: `[tokens, rotary]` each. The sine has
 /// the sign with which the partner of a component enters it.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -54,7 +56,7 @@ impl Rotation {
         let frequencies: Vec<f64> = (0..half).map(|pair| self.frequency(pair)).collect();
         let mut cosines = Vec::with_capacity(self.tokens * self.rotary);
         let mut sines = Vec::with_capacity(self.tokens * self.rotary);
-        for position in 0..self.tokens {
+        for position in self.first..self.first + self.tokens {
             for component in 0..self.rotary {
                 let (pair, is_first) = match self.pairing {
                     Pairing::Half => (component % half, component < half),

@@ -7,7 +7,7 @@
 use pipec_cpu::{CpuDevice, InstructionSet};
 use pipec_program::{
     Access, AttentionShape, BinaryOp, Body, Bytes, DType, Function, IdVec, Kernel, Mask, Node, Op, Output,
-    Pairing, Param, Scalar, ScalarId, ScalarType, Space, TensorType, UnaryOp, Value,
+    Pairing, Param, Scalar, ScalarId, ScalarType, Seed, Space, TensorType, UnaryOp, Value,
 };
 use pipec_runtime::{Device, ReferenceDevice, ScalarValue, splitmix};
 use proptest::prelude::*;
@@ -246,7 +246,7 @@ fn maps_cross_tiles() {
         Node::Binary(BinaryOp::Mul, 6, 9),
     ];
     for (rows, columns) in [(3, 1100), (700, 3), (1, 512), (40, 513)] {
-        let op = Op::Map { nodes: nodes.clone(), results: vec![10, 4], seed: Some(ScalarId(0)) };
+        let op = Op::Map { nodes: nodes.clone(), results: vec![10, 4], seed: Some(Seed { scalar: ScalarId(0), part: None }) };
         let extents = [rows, columns];
         let operands = [
             input(&extents),
@@ -360,7 +360,7 @@ proptest! {
     ) {
         let pairing = if adjacent { Pairing::Adjacent } else { Pairing::Half };
         let (rotary, head_dim) = (2 * half, 2 * half + rest);
-        let op = Op::Rope { tokens, head_dim, rotary, base: 10000.0, pairing, scaling: None, inverse };
+        let op = Op::Rope { tokens, first: 0, head_dim, rotary, base: 10000.0, pairing, scaling: None, inverse };
         let extents = [sequences * tokens, heads * head_dim];
         check(&op, &[input(&extents), output(&extents, false)], &[], 8.0);
     }

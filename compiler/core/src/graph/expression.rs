@@ -3,7 +3,7 @@
 //! Nothing here changes a result: no operation is reordered, folded or approximated; what is computed twice is computed
 //! once.
 
-use pipec_program::{BinaryOp, Kernel, Node, Op, Output, UnaryOp, ValueId};
+use pipec_program::{BinaryOp, Kernel, Node, Op, Output, Part, Seed, UnaryOp, ValueId};
 
 use super::SEED;
 
@@ -190,8 +190,8 @@ impl Expression {
         adjoints[node as usize] = Some(sum);
     }
 
-    /// The kernel that computes `results`, without what they do not need.
-    pub(super) fn kernel(&self, results: &[u32], outputs: Vec<Output>) -> Kernel {
+    /// The kernel that computes `results`, without what they do not need, over a part of whole sequences.
+    pub(super) fn kernel(&self, results: &[u32], outputs: Vec<Output>, part: Option<Part>) -> Kernel {
         let mut needed = vec![false; self.nodes.len()];
         for &result in results {
             needed[result as usize] = true;
@@ -224,7 +224,7 @@ impl Expression {
         let op = Op::Map {
             nodes: kept.nodes,
             results: results.iter().map(|&result| moved[result as usize]).collect(),
-            seed: random.then_some(SEED),
+            seed: random.then_some(Seed { scalar: SEED, part }),
         };
         Kernel { op, inputs: kept.inputs, outputs }
     }

@@ -4,14 +4,16 @@
 //! vectors reads it as `[T * heads, width]`. Element-wise operations that nothing else looks at become one kernel.
 
 use super::expression::Expression;
-use super::{Graph, Kind, accumulator_type};
+use super::{Extent, Graph, Kind, Prefix, State, accumulator_type};
 use crate::spec::{self, Layer, SlotId, Unary};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{AttentionShape, BinaryOp, DType, Kernel, Op, Output, TensorType, UnaryOp, ValueId};
+use pipec_program::{
+    AttentionShape, BinaryOp, DType, Kernel, Op, Output, Slice, TensorType, UnaryOp, ValueId,
+};
 use std::collections::BTreeMap;
 
 /// The graph of a layer without its backward pass.
-pub(super) fn forward(layer: &Layer, sequences: u64, tokens: u64, precision: DType) -> Graph {
+pub(super) fn forward(layer: &Layer, extent: Extent<'_>, precision: DType) -> Graph {
     let graph = Graph {
         name: layer.name.clone(),
         precision,
@@ -22,13 +24,15 @@ pub(super) fn forward(layer: &Layer, sequences: u64, tokens: u64, precision: DTy
         input_gradients: Vec::new(),
         forward: Vec::new(),
         backward: Vec::new(),
+        state: Vec::new(),
+        prefix: Vec::new(),
         random_sites: 0,
     };
     let mut builder = Builder {
         layer,
-        sequences,
-        tokens,
+        extent,
         precision,
+        states: 0,
         groups: groups(layer),
         graph,
         values: vec![None; layer.values.len()],
@@ -99,9 +103,10 @@ fn is_element_wise(op: &spec::Op) -> bool {
 
 struct Builder<'a> {
     layer: &'a Layer,
-    sequences: u64,
-    tokens: u64,
+    extent: Extent<'a>,
     precision: DType,
+    /// States of the attentions so far.
+    states: usize,
     /// See [`groups`].
     groups: Vec<Option<usize>>,
     graph: Graph,
@@ -135,7 +140,7 @@ impl Builder<'_> {
     }
 
     fn rows(&self) -> u64 {
-        self.sequences * self.tokens
+        self.extent.sequences * self.extent.tokens()
     }
 
     /// The value of the graph for a stored value of the layer.
@@ -231,7 +236,8 @@ impl Builder<'_> {
                 let from = self.value(x);
                 let (_, y) = stored(self);
                 let op = Op::Rope {
-                    tokens: self.tokens,
+                    tokens: self.extent.tokens(),
+                    first: self.extent.first(self.extent.slice),
                     head_dim: self.layer.values[x].width,
                     rotary,
                     base,
@@ -244,17 +250,19 @@ impl Builder<'_> {
             spec::Op::Attention { q, k, v, mask, scale } => {
                 let heads = self.layer.values[q].heads;
                 let shape = AttentionShape {
-                    sequences: self.sequences,
+                    sequences: self.extent.sequences,
                     heads,
                     kv_heads: self.layer.values[k].heads,
                     head_dim: self.layer.values[q].width,
                     mask,
                     scale,
                 };
-                let inputs = vec![self.value(q), self.value(k), self.value(v)];
+                let mut inputs = vec![self.value(q)];
+                self.keys_and_values(k, v, &mut inputs);
                 let (output, o) = stored(self);
-                let lse_type =
-                    TensorType::new(accumulator_type(self.precision), &[self.sequences * heads, self.tokens]);
+                let Extent { sequences, .. } = self.extent;
+                let extents = [sequences * heads, self.extent.tokens()];
+                let lse_type = TensorType::new(accumulator_type(self.precision), &extents);
                 let name = format!("{}.lse", self.layer.values[output].name);
                 let lse = self.graph.add(name, lse_type, Kind::Computed);
                 self.emit(Op::Attention(shape), inputs, &[o, lse]);
@@ -293,6 +301,53 @@ impl Builder<'_> {
         }
     }
 
+    /// The keys and values of an attention: those of earlier slices that some query sees, then those of the slice.
+    fn keys_and_values(&mut self, k: spec::ValueId, v: spec::ValueId, inputs: &mut Vec<ValueId>) {
+        let Extent { sequences, lengths, slice, .. } = self.extent;
+        let first = self.states;
+        self.states += 2;
+        for earlier in (0..slice).filter(|&earlier| self.extent.sees(slice, earlier)) {
+            for (state, of) in [(first, k), (first + 1, v)] {
+                let spec::Value { name, heads, width } = &self.layer.values[of];
+                let ty = TensorType::new(self.precision, &[sequences * lengths[earlier], heads * width]);
+                let (name, slice) = (format!("{name}.i{earlier}"), Slice::new(earlier));
+                let gradient = self.graph.add(format!("d{name}"), ty.clone(), Kind::PrefixGradient);
+                let value = self.graph.add(name, ty, Kind::Prefix);
+                inputs.push(value);
+                self.graph.prefix.push(Prefix { slice, state, value, gradient });
+            }
+        }
+        let seen = self.extent.sees(slice + 1, slice);
+        for of in [k, v] {
+            let mut value = self.value(of);
+            if slice + 1 < lengths.len() {
+                value = self.state(value);
+                let gradient = seen.then(|| {
+                    let super::Value { name, ty, .. } = self.graph.values[value].clone();
+                    self.graph.add(format!("d{name}.later"), ty, Kind::StateGradient)
+                });
+                self.graph.state.push(State { value, gradient });
+            }
+            inputs.push(value);
+        }
+    }
+
+    /// A value as a state: one that a kernel made and that is no other state, so that it has a place of its own.
+    fn state(&mut self, value: ValueId) -> ValueId {
+        let origin = self.graph.origin(value);
+        let is_made = self.graph.values[origin].kind == Kind::Computed;
+        if is_made && self.graph.state.iter().all(|state| self.graph.origin(state.value) != origin) {
+            return value;
+        }
+        let super::Value { name, ty, .. } = self.graph.values[origin].clone();
+        let copy = self.graph.add(format!("{name}.state"), ty, Kind::Computed);
+        let mut e = Expression::default();
+        let node = e.input(origin);
+        let output = Output { value: copy, accumulate: false };
+        self.graph.forward.push(e.kernel(&[node], vec![output], None));
+        copy
+    }
+
     /// Adds an operation to the expression of its kernel, and ends the kernel if the operation is its last.
     fn element_wise(&mut self, position: usize, group: usize, operation: &spec::Operation) {
         let output = operation.output.expect("every operation but the cross entropy has a result");
@@ -304,7 +359,8 @@ impl Builder<'_> {
                 let spec::Value { name, heads, width } = &self.layer.values[output];
                 let ty = TensorType::new(self.precision, &[self.rows(), heads * width]);
                 let rows = self.graph.add(format!("{name}.positions"), ty, Kind::Computed);
-                self.emit(Op::Positions { tokens: self.tokens, first }, vec![table], &[rows]);
+                let first = first + self.extent.first(self.extent.slice);
+                self.emit(Op::Positions { tokens: self.extent.tokens(), first }, vec![table], &[rows]);
                 let (a, b) = (self.node(&mut e, x), e.input(rows));
                 e.binary(BinaryOp::Add, a, b)
             }
@@ -346,7 +402,8 @@ impl Builder<'_> {
         };
         if position == group {
             let value = self.stored(output, Kind::Computed);
-            let kernel = e.kernel(&[result], vec![Output { value, accumulate: false }]);
+            let output = Output { value, accumulate: false };
+            let kernel = e.kernel(&[result], vec![output], self.extent.part());
             self.graph.forward.push(kernel);
         } else {
             self.open.insert(output, result);

@@ -9,18 +9,19 @@
 //! its own.
 
 use super::expression::Expression;
-use super::{Graph, Kind, LOSS_SCALE, Phase, Value, accumulator_type};
+use super::{Extent, Graph, Kind, LOSS_SCALE, Phase, Value, accumulator_type};
 use crate::spec::SlotId;
 use pipec_program::id::Id;
 use pipec_program::{BinaryOp, Kernel, Node, Op, Output, TensorType, ValueId};
 use std::collections::BTreeMap;
 
 /// Adds both backward passes to a graph that has a forward pass only.
-pub(super) fn differentiate(mut graph: Graph) -> Graph {
+pub(super) fn differentiate(mut graph: Graph, extent: Extent<'_>) -> Graph {
     let forward = graph.forward.clone();
     let mut reverse = Reverse {
         pending: graph.values.ids().map(|_| Pending::default()).collect(),
         weights: BTreeMap::new(),
+        extent,
         graph: &mut graph,
     };
     reverse.begin();
@@ -41,6 +42,7 @@ struct Pending {
 }
 
 struct Reverse<'a> {
+    extent: Extent<'a>,
     graph: &'a mut Graph,
     /// By forward value, for values that are no reshapes.
     pending: Vec<Pending>,
@@ -49,6 +51,9 @@ struct Reverse<'a> {
 
 impl Reverse<'_> {
     fn begin(&mut self) {
+        for state in self.graph.state.clone() {
+            self.pending(state.value).owned = state.gradient;
+        }
         for output in self.graph.outputs.clone() {
             let Value { name, ty, .. } = self.graph.values[output].clone();
             let gradient = self.graph.add(format!("d{name}"), ty, Kind::Boundary);
@@ -66,7 +71,7 @@ impl Reverse<'_> {
                     let output = self.target(input);
                     let mut zero = Expression::default();
                     let node = zero.constant(0.0);
-                    self.graph.backward.push((Phase::B, zero.kernel(&[node], vec![output])));
+                    self.graph.backward.push((Phase::B, zero.kernel(&[node], vec![output], None)));
                     output.value
                 }
             };
@@ -144,7 +149,7 @@ impl Reverse<'_> {
                 self.pending(x).shared.clear();
                 let origin = self.graph.origin(x);
                 let output = self.target(origin);
-                self.graph.backward.push((Phase::B, sum.kernel(&[node], vec![output])));
+                self.graph.backward.push((Phase::B, sum.kernel(&[node], vec![output], None)));
                 output.value
             }
         };
@@ -182,7 +187,7 @@ impl Reverse<'_> {
         }
         let Some(dy) = self.gradient(y) else {
             // Nothing depends on the result.
-            return;
+            return self.no_gradients(kernel);
         };
         match &kernel.op {
             Op::Embedding => {
@@ -225,23 +230,30 @@ impl Reverse<'_> {
                 let dx = self.target(x);
                 self.emit(Phase::B, Op::LayerNormGrad, inputs, vec![dx]);
             }
-            &Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse } => {
-                let op = Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse: !inverse };
+            &Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse } => {
+                let inverse = !inverse;
+                let op = Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse };
                 let dx = self.fresh(x);
                 self.emit(Phase::B, op, vec![dy], vec![dx]);
             }
             &Op::Attention(shape) => {
-                let (k, v, lse) = (kernel.inputs[1], kernel.inputs[2], kernel.outputs[1].value);
-                // One kernel writes all three, so no two of them may be added up in one place.
+                let lse = kernel.outputs[1].value;
+                // One kernel writes all of them, so no two may be added up in one place.
                 let mut outputs: Vec<Output> = Vec::new();
-                for operand in [x, k, v] {
+                for &operand in &kernel.inputs {
+                    if let Some(output) = self.prefix(operand) {
+                        outputs.push(output);
+                        continue;
+                    }
                     let mut output = self.target(operand);
                     if outputs.iter().any(|other| other.value == output.value) {
                         output = self.fresh(operand);
                     }
                     outputs.push(output);
                 }
-                self.emit(Phase::B, Op::AttentionGrad(shape), vec![x, k, v, y, lse, dy], outputs);
+                let mut inputs = kernel.inputs.clone();
+                inputs.extend([y, lse, dy]);
+                self.emit(Phase::B, Op::AttentionGrad(shape), inputs, outputs);
             }
             Op::Softmax => {
                 let dx = self.target(x);
@@ -262,6 +274,28 @@ impl Reverse<'_> {
             | Op::SumSquares
             | Op::ClipFactor { .. }
             | Op::AdamW { .. } => unreachable!("a forward pass has no such kernel"),
+        }
+    }
+
+    /// Where the gradient of a state of an earlier slice goes, if the operand is one: the last slice that sees it is the
+    /// first to write it.
+    fn prefix(&self, operand: ValueId) -> Option<Output> {
+        let prefix = self.graph.prefix.iter().find(|prefix| prefix.value == operand)?;
+        let accumulate = self.extent.sees(self.extent.slice + 1, prefix.slice.index());
+        Some(Output { value: prefix.gradient, accumulate })
+    }
+
+    /// The gradients of a kernel on whose result nothing depends: earlier slices wait for those of their states.
+    fn no_gradients(&mut self, kernel: &Kernel) {
+        let Op::Attention(_) = kernel.op else { return };
+        for &operand in &kernel.inputs {
+            if let Some(output) = self.prefix(operand)
+                && !output.accumulate
+            {
+                let mut zero = Expression::default();
+                let node = zero.constant(0.0);
+                self.graph.backward.push((Phase::B, zero.kernel(&[node], vec![output], None)));
+            }
         }
     }
 
@@ -300,7 +334,7 @@ impl Reverse<'_> {
             outputs.push(self.target(x));
         }
         if !outputs.is_empty() {
-            self.graph.backward.push((Phase::B, e.kernel(&gradients, outputs)));
+            self.graph.backward.push((Phase::B, e.kernel(&gradients, outputs, self.extent.part())));
         }
     }
 }

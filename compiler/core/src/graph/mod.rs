@@ -1,9 +1,14 @@
 //! One small graph per distinct layer: forward, input gradient and weight gradient as kernels over typed values.
 //!
-//! A [`Graph`] is the layer for one micro-batch: shapes are concrete, ops are those of the program. Invariants
-//! (checked by its verifier): every value is written once and then only added to; kernels obey the signatures of their ops; a
-//! forward kernel reads nothing of the backward pass; weight kernels are read by no kernel, so that the backward pass
-//! without them is complete.
+//! A [`Graph`] is the layer for one slice of one micro-batch: shapes are concrete, ops are those of the program.
+//! Invariants (checked by its verifier): every value is written once and then only added to; kernels obey the signatures
+//! of their ops; a forward kernel reads nothing of the backward pass; weight kernels are read by no kernel, so that the
+//! backward pass without them is complete.
+//!
+//! Slices of a sequence meet in attention alone. The keys and values of a slice are its *state*: queries of later slices
+//! read them as a *prefix*, forward and backward, and what they contribute to the gradient of the state is added up until
+//! the backward pass of the slice itself takes it. Slices therefore ascend forward and descend backward, and the last
+//! slice that sees a state is the first that writes its gradient.
 //!
 //! It deliberately knows no buffers, no stages and no order across layers.
 
@@ -17,24 +22,101 @@ pub(crate) mod samples;
 mod tests;
 mod verify;
 
-use crate::spec::{Layer, LayerId, Model, SlotId, Train};
+use crate::spec::{Layer, LayerId, Model, Op, SlotId, Train};
 use pipec_program::id::IdVec;
-use pipec_program::{DType, Kernel, ScalarId, Shape, TensorType, ValueId};
+use pipec_program::{DType, Kernel, Mask, Part, ScalarId, Shape, Slice, TensorType, ValueId};
 
 pub use print::print;
 pub use verify::verify;
 
-/// The graphs of all distinct layers.
+/// The graphs of all distinct layers for one slice.
 pub type Graphs = IdVec<LayerId, Graph>;
 
-/// The graphs of the layers of a model, for one micro-batch of a training run.
-pub fn graphs(model: &Model, train: &Train) -> Graphs {
-    model.layers.values().map(|layer| build(layer, train.micro_batch, train.seq, train.precision)).collect()
+/// The graphs of the layers of a model for every slice of a micro-batch of a training run. `lengths` are the tokens of
+/// the slices, which add up to those of a sequence.
+pub fn graphs(model: &Model, train: &Train, lengths: &[u64]) -> IdVec<Slice, Graphs> {
+    let reach = reach(model);
+    let of_slice = |slice: usize| {
+        let extent = Extent { sequences: train.micro_batch, lengths, slice, reach };
+        model.layers.values().map(|layer| build(layer, extent, train.precision)).collect()
+    };
+    (0..lengths.len()).map(of_slice).collect()
 }
 
-/// The forward pass of a layer for `sequences` sequences of `tokens` tokens, and both its backward passes.
-pub fn build(layer: &Layer, sequences: u64, tokens: u64, precision: DType) -> Graph {
-    gradient::differentiate(forward::forward(layer, sequences, tokens, precision))
+/// The forward pass of a layer for a slice of some sequences, and both its backward passes. The layer must be one that
+/// can be sliced, or the slice the only one.
+pub fn build(layer: &Layer, extent: Extent<'_>, precision: DType) -> Graph {
+    gradient::differentiate(forward::forward(layer, extent, precision), extent)
+}
+
+/// How many keys up to itself a query sees at most; none if it sees all. One reach for a whole model, so that all layers
+/// of a stage read the prefixes of the same slices.
+fn reach(model: &Model) -> Option<u64> {
+    let operations = model.layers.values().flat_map(|layer| &layer.operations);
+    let masks = operations.filter_map(|operation| match operation.op {
+        Op::Attention { mask, .. } => Some(mask),
+        Op::Embedding { .. }
+        | Op::Positions { .. }
+        | Op::Linear { .. }
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rope { .. }
+        | Op::Softmax { .. }
+        | Op::Unary { .. }
+        | Op::Add { .. }
+        | Op::Mul { .. }
+        | Op::Scale { .. }
+        | Op::Dropout { .. }
+        | Op::Reshape { .. }
+        | Op::CrossEntropy { .. } => None,
+    });
+    let sizes = masks.map(|mask| match mask {
+        Mask::Full | Mask::Causal => None,
+        Mask::Window { size } => Some(size),
+    });
+    sizes.fold(Some(1), |widest, size| Some(widest?.max(size?)))
+}
+
+/// Which tokens a graph is for.
+#[derive(Clone, Copy, Debug)]
+pub struct Extent<'a> {
+    /// The sequences of a micro-batch.
+    pub sequences: u64,
+    /// The tokens of every slice of a sequence.
+    pub lengths: &'a [u64],
+    /// The slice.
+    pub slice: usize,
+    /// How many keys up to itself a query sees at most; none if it sees all.
+    pub reach: Option<u64>,
+}
+
+impl Extent<'_> {
+    /// The tokens of the slice in one sequence.
+    fn tokens(self) -> u64 {
+        self.lengths[self.slice]
+    }
+
+    /// The position of the first token of a slice in its sequence.
+    fn first(self, slice: usize) -> u64 {
+        self.lengths[..slice].iter().sum()
+    }
+
+    /// The rows of the slice in whole sequences; none if there is no other slice.
+    fn part(self) -> Option<Part> {
+        let part = Part {
+            tokens: self.tokens(),
+            first: self.first(self.slice),
+            whole: self.first(self.lengths.len()),
+        };
+        (self.lengths.len() > 1).then_some(part)
+    }
+
+    /// Whether there is a slice some query of which may see a key of an earlier one.
+    fn sees(self, slice: usize, earlier: usize) -> bool {
+        // The first query of the slice sees `reach - 1` keys before it.
+        let near = |reach| self.first(slice) + 1 < self.first(earlier + 1).saturating_add(reach);
+        slice < self.lengths.len() && self.reach.is_none_or(near)
+    }
 }
 
 /// A layer for one micro-batch. Kernels name values by the [`ValueId`] of this graph.
@@ -57,8 +139,13 @@ pub struct Graph {
     pub input_gradients: Vec<ValueId>,
     /// The forward pass.
     pub forward: Vec<Kernel>,
-    /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
+    /// Both backward passes in one order: the kernels but those of [`Phase::W`] are the input gradient.
     pub backward: Vec<(Phase, Kernel)>,
+    /// The keys and values that queries of later slices read, in the order of the attentions; empty where no slice
+    /// follows.
+    pub state: Vec<State>,
+    /// The states of earlier slices that this one reads, slices ascending, each in the order of its state.
+    pub prefix: Vec<Prefix>,
     /// The number of places that draw random numbers; the salts of [`Node::Random`](pipec_program::Node) count them.
     pub random_sites: u64,
 }
@@ -75,6 +162,28 @@ pub enum Phase {
     B,
     /// With respect to weights.
     W,
+}
+
+/// The keys or the values of an attention as later slices see them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct State {
+    /// Made by a kernel of the forward pass.
+    pub value: ValueId,
+    /// What later slices have contributed to its gradient, to which this slice adds; none if none sees it.
+    pub gradient: Option<ValueId>,
+}
+
+/// The keys or the values of an attention from an earlier slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prefix {
+    /// The earlier slice.
+    pub slice: Slice,
+    /// Which of its states, counted over the layer.
+    pub state: usize,
+    /// The state.
+    pub value: ValueId,
+    /// What this and later slices contribute to its gradient.
+    pub gradient: ValueId,
 }
 
 /// A value of a graph.
@@ -105,6 +214,12 @@ pub enum Kind {
     Loss,
     /// A kernel of this graph.
     Computed,
+    /// The state of an earlier slice.
+    Prefix,
+    /// The gradient of the state of an earlier slice.
+    PrefixGradient,
+    /// What later slices contribute to the gradient of a state of this one.
+    StateGradient,
     /// The same bytes as another value under another shape.
     Reshaped(ValueId),
 }
@@ -132,6 +247,9 @@ impl Graph {
             | Kind::Tokens
             | Kind::Targets
             | Kind::Loss
+            | Kind::Prefix
+            | Kind::PrefixGradient
+            | Kind::StateGradient
             | Kind::Computed => value,
         }
     }

@@ -22,6 +22,10 @@ fn write(text: &mut String, graph: &Graph) -> std::fmt::Result {
     ] {
         writeln!(text, "    {name} {}", list(values))?;
     }
+    if !graph.state.is_empty() {
+        let state: Vec<ValueId> = graph.state.iter().map(|state| state.value).collect();
+        writeln!(text, "    state {}", list(&state))?;
+    }
     for (id, value) in graph.values.iter() {
         write!(text, "    {id} {} {}", value.name, value.ty)?;
         match value.kind {
@@ -31,6 +35,9 @@ fn write(text: &mut String, graph: &Graph) -> std::fmt::Result {
             Kind::Tokens => writeln!(text, " tokens")?,
             Kind::Targets => writeln!(text, " targets")?,
             Kind::Loss => writeln!(text, " loss")?,
+            Kind::Prefix => writeln!(text, " prefix")?,
+            Kind::PrefixGradient => writeln!(text, " gradient of a prefix")?,
+            Kind::StateGradient => writeln!(text, " gradient from later slices")?,
             Kind::Computed => writeln!(text)?,
             Kind::Reshaped(origin) => writeln!(text, " = {origin}")?,
         }

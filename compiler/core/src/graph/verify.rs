@@ -24,7 +24,17 @@ pub fn verify(graph: &Graph) -> Vec<String> {
             }
         }
         check.states[id].written = match value.kind {
-            Kind::Boundary | Kind::Weight(_) | Kind::WeightGradient(_) | Kind::Tokens | Kind::Targets => true,
+            Kind::Boundary
+            | Kind::Weight(_)
+            | Kind::WeightGradient(_)
+            | Kind::Tokens
+            | Kind::Targets
+            | Kind::Prefix
+            | Kind::StateGradient => true,
+            Kind::PrefixGradient => {
+                let waits = |(_, kernel): &(Phase, Kernel)| kernel.outputs.iter().all(|output| output.value != id || output.accumulate);
+                graph.backward.iter().all(waits)
+            }
             Kind::Loss | Kind::Computed | Kind::Reshaped(_) => false,
         };
     }
@@ -122,9 +132,10 @@ impl Check<'_> {
                 self.fault(format!("{name} reads {input}, which a weight kernel writes"));
             }
             let forbidden = match self.graph.values[origin].kind {
-                Kind::WeightGradient(_) | Kind::Loss => true,
+                Kind::WeightGradient(_) | Kind::Loss | Kind::PrefixGradient => true,
                 Kind::Boundary => pass == Pass::Forward && self.graph.output_gradients.contains(&origin),
-                Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Computed | Kind::Reshaped(_) => false,
+                Kind::StateGradient => pass == Pass::Forward,
+                Kind::Prefix | Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Computed | Kind::Reshaped(_) => false,
             };
             if forbidden {
                 self.fault(format!("{name} may not read {input}"));
@@ -161,12 +172,27 @@ impl Check<'_> {
                         ));
                     }
                 }
+                Kind::StateGradient => {
+                    if pass != Pass::Backward(Phase::B) || !output.accumulate || state.read {
+                        self.fault(format!("{name} changes {value}, which B adds to before it reads it"));
+                    }
+                }
+                Kind::PrefixGradient => {
+                    if pass != Pass::Backward(Phase::B) || state.written != output.accumulate {
+                        self.fault(format!("{name} writes {value}, which B writes or adds to"));
+                    }
+                }
                 Kind::WeightGradient(_) => {
                     if pass != Pass::Backward(Phase::W) || !output.accumulate {
                         self.fault(format!("{name} writes {value}, which only weight kernels add to"));
                     }
                 }
-                Kind::Boundary | Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Reshaped(_) => {
+                Kind::Boundary
+                | Kind::Weight(_)
+                | Kind::Tokens
+                | Kind::Targets
+                | Kind::Prefix
+                | Kind::Reshaped(_) => {
                     self.fault(format!("{name} may not write {value}"));
                 }
             }

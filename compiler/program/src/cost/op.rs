@@ -75,7 +75,7 @@ pub fn op(op: &Op, inputs: &[&TensorType], outputs: &[(&TensorType, bool)]) -> C
             cost(product(&[3, heads, *rotary]))
         }
         Op::Attention(shape) => {
-            let (queries, keys) = lengths(shape, &input);
+            let (queries, keys) = lengths(shape, &input, 0);
             let pairs = visible_pairs(shape.mask, queries, keys);
             let per_head = product(&[4, shape.head_dim, pairs])
                 .saturating_add(product(&[4, pairs]))
@@ -84,7 +84,7 @@ pub fn op(op: &Op, inputs: &[&TensorType], outputs: &[(&TensorType, bool)]) -> C
             cost(product(&[shape.sequences, shape.heads, per_head]))
         }
         Op::AttentionGrad(shape) => {
-            let (queries, keys) = lengths(shape, &input);
+            let (queries, keys) = lengths(shape, &input, 3);
             let pairs = visible_pairs(shape.mask, queries, keys);
             let per_head = product(&[10, shape.head_dim, pairs])
                 .saturating_add(product(&[6, pairs]))
@@ -140,10 +140,11 @@ fn visible_pairs(mask: Mask, queries: u64, keys: u64) -> u64 {
     u64::try_from(pairs).unwrap_or(u64::MAX)
 }
 
-/// Queries and keys of one sequence.
-fn lengths(shape: &AttentionShape, input: &Operands<'_>) -> (u64, u64) {
+/// Queries and keys of one sequence, where `after` other operands follow the parts of keys and values.
+fn lengths(shape: &AttentionShape, input: &Operands<'_>, after: usize) -> (u64, u64) {
     let length = |position| input.rows(position).checked_div(shape.sequences).unwrap_or(0);
-    (length(0), length(1))
+    let parts = (1..input.0.len().saturating_sub(after)).step_by(2);
+    (length(0), parts.map(length).fold(0, u64::saturating_add))
 }
 
 /// `each * R * C + row * R` for the first operand.

@@ -6,7 +6,7 @@ use crate::id::{
     Slice, StageId, ValueId,
 };
 use crate::kernel::{
-    AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, RopeScaling, UnaryOp,
+    AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, Part, RopeScaling, Seed, UnaryOp,
 };
 use crate::program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
@@ -146,6 +146,11 @@ fn node() -> impl Strategy<Value = Node> {
     ]
 }
 
+fn seed() -> impl Strategy<Value = Seed> {
+    let part = (number(), number(), number()).prop_map(|(tokens, first, whole)| Part { tokens, first, whole });
+    (0u32..5, option::of(part)).prop_map(|(scalar, part)| Seed { scalar: ScalarId(scalar), part })
+}
+
 fn rope() -> impl Strategy<Value = Op> {
     let scaling = (real(), real(), real(), number()).prop_map(|(factor, low, high, original)| RopeScaling {
         factor,
@@ -154,9 +159,10 @@ fn rope() -> impl Strategy<Value = Op> {
         original,
     });
     let pairing = select(vec![Pairing::Half, Pairing::Adjacent]);
-    ((number(), number(), number(), real()), pairing, option::of(scaling), any::<bool>()).prop_map(
-        |((tokens, head_dim, rotary, base), pairing, scaling, inverse)| Op::Rope {
+    ((number(), number(), number(), number(), real()), pairing, option::of(scaling), any::<bool>()).prop_map(
+        |((tokens, first, head_dim, rotary, base), pairing, scaling, inverse)| Op::Rope {
             tokens,
+            first,
             head_dim,
             rotary,
             base,
@@ -194,7 +200,7 @@ fn op() -> impl Strategy<Value = Op> {
         option::of(any::<u32>()).prop_map(|ignore| Op::CrossEntropy { ignore }),
         (option::of(any::<u32>()), scalar())
             .prop_map(|(ignore, scale)| Op::CrossEntropyGrad { ignore, scale }),
-        (vec(node(), 0..6), vec(0u32..9, 0..3), option::of(scalar()))
+        (vec(node(), 0..6), vec(0u32..9, 0..3), option::of(seed()))
             .prop_map(|(nodes, results, seed)| Op::Map { nodes, results, seed }),
         real().prop_map(|limit| Op::ClipFactor { limit }),
         (real(), real(), real(), real(), scalar(), scalar()).prop_map(

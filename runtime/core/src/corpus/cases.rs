@@ -3,8 +3,8 @@
 use super::{Bound, Builder, Case, Content};
 use crate::device::ScalarValue;
 use pipec_program::{
-    Access, AttentionShape, BinaryOp, DType, Mask, Node, Op, Output, Pairing, RopeScaling, TensorType,
-    UnaryOp, ValueId,
+    Access, AttentionShape, BinaryOp, DType, Mask, Node, Op, Output, Pairing, Part, RopeScaling, Seed,
+    TensorType, UnaryOp, ValueId,
 };
 
 /// Roundings behind an elementary function such as exp or tanh in f32.
@@ -173,7 +173,7 @@ fn rope() -> Vec<Case> {
                 );
                 // Two products and a sum, of cosines rounded to f32.
                 let mut case = Builder::new(name, Bound::OfLargest(8.0));
-                let tokens = 9;
+                let (tokens, first) = (9, if inverse { 5 } else { 0 });
                 let extents = [2 * tokens, heads * head_dim];
                 let (x, y) = if in_place {
                     let x = case.update(&extents);
@@ -183,7 +183,7 @@ fn rope() -> Vec<Case> {
                 };
                 let base = 100.0;
                 case.kernel(
-                    Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse },
+                    Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse },
                     &[x],
                     &[y],
                 );
@@ -244,6 +244,44 @@ fn attention() -> Vec<Case> {
                 cases.push(case.finish());
             }
         }
+    }
+    for mask in masks {
+        cases.extend(attention_in_parts(mask));
+    }
+    cases
+}
+
+/// Keys and values in several parts, as slices of a sequence leave them.
+fn attention_in_parts(mask: Mask) -> Vec<Case> {
+    let (sequences, heads, kv_heads, head_dim, queries) = (2, 4, 2, 5, 9);
+    let shape = AttentionShape { sequences, heads, kv_heads, head_dim, mask, scale: 0.4 };
+    let parts = [[7, 0, 9], [130, 70, 9]];
+    let extents = |tokens: u64, heads: u64| [sequences * tokens, heads * head_dim];
+    let mut cases = Vec::new();
+    for lengths in parts {
+        let lengths: Vec<u64> = lengths.into_iter().filter(|&length| length > 0).collect();
+        let name = format!("of {queries} queries on parts of {lengths:?} keys, {mask:?}");
+        let keys: u64 = lengths.iter().sum();
+        let terms = (head_dim + keys) as f64 + 2.0 * ELEMENTARY;
+        let terms = 4.0 * terms + (queries * heads / kv_heads) as f64;
+        let mut case = Builder::new(format!("attention {name}"), Bound::OfLargest(terms));
+        let (q, d_o) = (case.read(&extents(queries, heads)), case.read(&extents(queries, heads)));
+        let (mut inputs, mut gradients) = (vec![q], Vec::new());
+        for (part, &length) in lengths.iter().enumerate() {
+            inputs.extend([case.read(&extents(length, kv_heads)), case.read(&extents(length, kv_heads))]);
+            // Later slices have added to the gradients of their prefix.
+            let accumulate = part % 2 == 0;
+            gradients.push(case.result(&extents(length, kv_heads), accumulate));
+            gradients.push(case.result(&extents(length, kv_heads), accumulate));
+        }
+        let o = case.result(&extents(queries, heads), false);
+        let lse = case.result(&[sequences * heads, queries], false);
+        let dq = case.result(&extents(queries, heads), false);
+        case.kernel(Op::Attention(shape), &inputs, &[o, lse]);
+        inputs.extend([o.value, lse.value, d_o]);
+        let outputs: Vec<Output> = std::iter::once(dq).chain(gradients).collect();
+        case.kernel(Op::AttentionGrad(shape), &inputs, &outputs);
+        cases.push(case.finish());
     }
     cases
 }
@@ -460,7 +498,16 @@ fn maps() -> Vec<Case> {
     let mut case = Builder::new("map dropout", Bound::Exact);
     let seed = case.scalar(ScalarValue::Integer(0xDEAD_BEEF_1234_5678));
     let (x, second) = (case.update(&[5, 31]), case.result(&[5, 31], false));
-    case.kernel(Op::Map { nodes, results: vec![8, 9], seed: Some(seed) }, &[x], &[set(x), second]);
+    let seed = Some(Seed { scalar: seed, part: None });
+    case.kernel(Op::Map { nodes, results: vec![8, 9], seed }, &[x], &[set(x), second]);
+    cases.push(case.finish());
+
+    // A slice of five tokens of three sequences, with tiles that end inside of a sequence.
+    let mut case = Builder::new("map dropout of a slice", Bound::Exact);
+    let seed = case.scalar(ScalarValue::Integer(7));
+    let y = case.result(&[15, 97], false);
+    let seed = Some(Seed { scalar: seed, part: Some(Part { tokens: 5, first: 2, whole: 11 }) });
+    case.kernel(Op::Map { nodes: vec![Node::Random { salt: 3 }], results: vec![0], seed }, &[], &[y]);
     cases.push(case.finish());
 
     // A result without inputs, and one that is an input.

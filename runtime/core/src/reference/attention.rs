@@ -4,6 +4,40 @@ use super::size;
 use pipec_program::{AttentionShape, Mask};
 use std::ops::Range;
 
+/// Rows of keys, or of values, that come in parts of every sequence.
+pub(super) struct Parts {
+    pub(super) sequences: usize,
+    pub(super) parts: Vec<Vec<f64>>,
+}
+
+impl Parts {
+    /// The rows of every sequence one after another.
+    pub(super) fn joined(&self) -> Vec<f64> {
+        let mut joined = Vec::new();
+        for sequence in 0..self.sequences {
+            for part in &self.parts {
+                let length = part.len() / self.sequences;
+                joined.extend(&part[sequence * length..][..length]);
+            }
+        }
+        joined
+    }
+
+    /// What belongs to each part of something that is joined like this.
+    pub(super) fn parted(&self, joined: &[f64]) -> Vec<Vec<f64>> {
+        let mut parts: Vec<Vec<f64>> = self.parts.iter().map(|_| Vec::new()).collect();
+        let mut rest = joined;
+        for _ in 0..self.sequences {
+            for (part, like) in parts.iter_mut().zip(&self.parts) {
+                let (first, after) = rest.split_at(like.len() / self.sequences);
+                part.extend(first);
+                rest = after;
+            }
+        }
+        parts
+    }
+}
+
 /// The sizes that follow from the operands.
 struct Sizes {
     queries: usize,

@@ -1,7 +1,7 @@
 //! Element-wise expressions.
 
 use crate::splitmix;
-use pipec_program::{BinaryOp, Node, UnaryOp};
+use pipec_program::{BinaryOp, Node, Part, UnaryOp};
 
 /// The arithmetic of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +12,24 @@ pub(super) enum Precision {
     Double,
 }
 
+/// What random numbers depend on besides their site.
+#[derive(Clone, Copy)]
+pub(super) struct Random {
+    pub(super) seed: u64,
+    pub(super) part: Option<Part>,
+}
+
+impl Random {
+    /// A number in [0, 1): see [`Node::Random`].
+    fn draw(self, salt: u64, element: u64, columns: u64) -> f64 {
+        let index = self.part.map_or(element, |Part { tokens, first, whole }| {
+            let (row, column) = (element / columns, element % columns);
+            (row / tokens * whole + first + row % tokens) * columns + column
+        });
+        (splitmix::at(splitmix::at(self.seed, salt), index) >> 40) as f64 / (1u64 << 24) as f64
+    }
+}
+
 /// Evaluates the expression for each of `elements` elements and returns the results by output. An input shorter than
 /// that is repeated: a row of `columns` for every row, a single element everywhere.
 pub(super) fn map(
@@ -20,7 +38,7 @@ pub(super) fn map(
     inputs: &[Vec<f64>],
     elements: usize,
     columns: usize,
-    seed: u64,
+    random: Random,
     precision: Precision,
 ) -> Vec<Vec<f64>> {
     let round = |value: f64| match precision {
@@ -45,7 +63,7 @@ pub(super) fn map(
                 Node::Constant(value) => f64::from(value),
                 Node::Unary(op, a) => unary(op, values[a as usize]),
                 Node::Binary(op, a, b) => binary(op, values[a as usize], values[b as usize]),
-                Node::Random { salt } => random(seed, salt, element as u64),
+                Node::Random { salt } => random.draw(salt, element as u64, columns as u64),
             };
             values[index] = round(value);
         }
@@ -54,11 +72,6 @@ pub(super) fn map(
         }
     }
     outputs
-}
-
-/// A number in [0, 1): see [`Node::Random`].
-fn random(seed: u64, salt: u64, index: u64) -> f64 {
-    (splitmix::at(splitmix::at(seed, salt), index) >> 40) as f64 / (1u64 << 24) as f64
 }
 
 fn unary(op: UnaryOp, a: f64) -> f64 {

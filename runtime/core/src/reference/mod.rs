@@ -21,7 +21,7 @@ mod rope;
 use crate::arena::Region;
 use crate::device::{Compiled, Device, DeviceError, ScalarValue};
 use pipec_program::id::Id;
-use pipec_program::{Body, Bytes, DType, Function, Op, ParamId, ScalarId, TensorType};
+use pipec_program::{Body, Bytes, DType, Function, Op, ParamId, ScalarId, Seed, TensorType};
 
 /// A device that interprets kernels.
 #[derive(Debug, Default)]
@@ -236,9 +236,10 @@ impl Call<'_> {
                 self.write(0, &dgain)?;
                 self.write(1, &dbias)
             }
-            &Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse } => {
+            &Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse } => {
                 let shape = rope::Rope {
                     tokens,
+                    first,
                     head_dim: size(head_dim),
                     rotary: size(rotary),
                     base,
@@ -250,23 +251,28 @@ impl Call<'_> {
                 self.write(0, &rope::rope(&self.floats(0)?, columns, &shape, inverse, rounded))
             }
             Op::Attention(shape) => {
-                let (o, lse) =
-                    attention::attention(&self.floats(0)?, &self.floats(1)?, &self.floats(2)?, shape);
+                let [k, v] = self.keys_and_values(self.step.inputs.len(), shape.sequences)?;
+                let (o, lse) = attention::attention(&self.floats(0)?, &k.joined(), &v.joined(), shape);
                 self.write(0, &o)?;
                 self.write(1, &lse)
             }
             Op::AttentionGrad(shape) => {
+                let end = self.step.inputs.len().saturating_sub(3);
+                let [k, v] = self.keys_and_values(end, shape.sequences)?;
                 let forward = attention::Forward {
                     q: &self.floats(0)?,
-                    k: &self.floats(1)?,
-                    v: &self.floats(2)?,
-                    o: &self.floats(3)?,
-                    lse: &self.floats(4)?,
+                    k: &k.joined(),
+                    v: &v.joined(),
+                    o: &self.floats(end)?,
+                    lse: &self.floats(end + 1)?,
                 };
-                let (dq, dk, dv) = attention::attention_grad(&forward, &self.floats(5)?, shape);
+                let (dq, dk, dv) = attention::attention_grad(&forward, &self.floats(end + 2)?, shape);
                 self.write(0, &dq)?;
-                self.write(1, &dk)?;
-                self.write(2, &dv)
+                let parts = k.parted(&dk).into_iter().zip(v.parted(&dv));
+                (1..).step_by(2).zip(parts).try_for_each(|(output, (dk, dv))| {
+                    self.write(output, &dk)?;
+                    self.write(output + 1, &dv)
+                })
             }
             Op::Softmax => self.write(0, &loss::softmax(&self.floats(0)?, self.input_matrix(0)?.1)),
             Op::SoftmaxGrad => {
@@ -293,14 +299,14 @@ impl Call<'_> {
                     .map(|input| self.floats(input))
                     .collect::<Result<Vec<_>, _>>()?;
                 let (rows, columns) = self.output_matrix(0)?;
-                let seed = match seed {
-                    Some(seed) => self.scalar(*seed)?.integer(),
-                    None => 0,
+                let random = match seed {
+                    Some(Seed { scalar, part }) => map::Random { seed: self.scalar(*scalar)?.integer(), part: *part },
+                    None => map::Random { seed: 0, part: None },
                 };
                 let double = self.step.inputs.iter().any(|input| input.ty.dtype == DType::F64)
                     || self.step.outputs.iter().any(|output| output.operand.ty.dtype == DType::F64);
                 let precision = if double { map::Precision::Double } else { map::Precision::Single };
-                let outputs = map::map(nodes, results, &inputs, rows * columns, columns, seed, precision);
+                let outputs = map::map(nodes, results, &inputs, rows * columns, columns, random, precision);
                 outputs.iter().enumerate().try_for_each(|(output, values)| self.write(output, values))
             }
             Op::SumSquares => {
@@ -410,6 +416,15 @@ impl Call<'_> {
 
     fn scalar(&self, id: ScalarId) -> Result<ScalarValue, DeviceError> {
         self.scalars.get(id.index()).copied().ok_or_else(|| self.malformed("a missing scalar"))
+    }
+
+    /// The parts of keys and of values, which end at an operand.
+    fn keys_and_values(&self, end: usize, sequences: u64) -> Result<[attention::Parts; 2], DeviceError> {
+        let parts = |first: usize| {
+            let parts = (first..end).step_by(2).map(|part| self.floats(part)).collect::<Result<_, _>>()?;
+            Ok(attention::Parts { sequences: size(sequences), parts })
+        };
+        Ok([parts(1)?, parts(2)?])
     }
 
     fn check_tokens(&self, mut tokens: impl Iterator<Item = u32>, rows: usize) -> Result<(), DeviceError> {

@@ -5,6 +5,7 @@ use pipec_program::{Pairing, RopeScaling};
 /// The attributes of the op.
 pub(super) struct Rope {
     pub(super) tokens: u64,
+    pub(super) first: u64,
     pub(super) head_dim: usize,
     pub(super) rotary: usize,
     pub(super) base: f64,
@@ -33,7 +34,7 @@ pub(super) fn rope(x: &[f64], columns: usize, rope: &Rope, inverse: bool, rounde
     let round = |value: f64| if rounded { f64::from(value as f32) } else { value };
     let mut y = x.to_vec();
     for (token, row) in y.chunks_exact_mut(columns).enumerate() {
-        let position = token as u64 % rope.tokens.max(1);
+        let position = rope.first + token as u64 % rope.tokens.max(1);
         for head in row.chunks_exact_mut(rope.head_dim) {
             for pair in 0..rope.rotary / 2 {
                 let (first, second) = match rope.pairing {
@@ -58,7 +59,7 @@ mod tests {
     use super::*;
 
     fn attributes(pairing: Pairing) -> Rope {
-        Rope { tokens: 3, head_dim: 6, rotary: 4, base: 100.0, pairing, scaling: None }
+        Rope { tokens: 3, first: 0, head_dim: 6, rotary: 4, base: 100.0, pairing, scaling: None }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! With `p = exp(scale q k^T - lse)` and `d_i = sum_j do_ij o_ij`: `dv = p^T do`, `ds = p (do v^T - d)`,
 //! `dq = scale ds k`, `dk = scale ds^T q`.
 
-use super::{Shape, add_rows, carve, copy_rows, mask_lanes, padded, within};
+use super::{Part, Shape, add_rows, carve, copy_rows, mask_lanes, padded, within};
 use crate::gemm::pack_transposed;
 use crate::math::exp2;
 use crate::matrix::{SharedMatrix, View};
@@ -30,18 +30,24 @@ pub(super) fn scratch_elements(head_dim: usize) -> usize {
 /// The gradients of an attention: where they go, and whether they are added there.
 pub(crate) struct Gradients<'a> {
     pub(crate) dq: &'a mut [f32],
+    pub(crate) accumulate: bool,
+    /// Of each part of the keys and values.
+    pub(crate) parts: Vec<PartGradients<'a>>,
+}
+
+/// The gradients of the keys and values of a part.
+pub(crate) struct PartGradients<'a> {
     pub(crate) dk: &'a mut [f32],
     pub(crate) dv: &'a mut [f32],
-    /// For `dq`, `dk`, `dv`.
-    pub(crate) accumulate: [bool; 3],
+    /// For `dk`, `dv`.
+    pub(crate) accumulate: [bool; 2],
 }
 
 /// The operands of an attention gradient.
 #[derive(Clone, Copy)]
 pub(crate) struct Operands<'a> {
     pub(crate) q: &'a [f32],
-    pub(crate) k: &'a [f32],
-    pub(crate) v: &'a [f32],
+    pub(crate) keys_and_values: &'a [(&'a [f32], &'a [f32])],
     pub(crate) o: &'a [f32],
     pub(crate) lse: &'a [f32],
     pub(crate) d_o: &'a [f32],
@@ -50,38 +56,44 @@ pub(crate) struct Operands<'a> {
 /// The operands and results of one call as matrices.
 struct Matrices<'a> {
     q: View<'a>,
-    k: View<'a>,
-    v: View<'a>,
     o: View<'a>,
     lse: View<'a>,
     d_o: View<'a>,
     dq: SharedMatrix<'a>,
-    dk: SharedMatrix<'a>,
-    dv: SharedMatrix<'a>,
-    accumulate: [bool; 3],
+    accumulate: bool,
+    parts: Vec<PartMatrices<'a>>,
 }
 
-/// `q, k, v, o, lse, do -> dq, dk, dv`, see [`super`].
+struct PartMatrices<'a> {
+    part: Part<'a>,
+    dk: SharedMatrix<'a>,
+    dv: SharedMatrix<'a>,
+    accumulate: [bool; 2],
+}
+
+/// `q, (k, v).., o, lse, do -> dq, (dk, dv)..`, see [`super`].
 pub(crate) fn attention_grad(
     processor: &Processor,
     shape: &Shape,
     operands: Operands<'_>,
     gradients: Gradients<'_>,
 ) {
-    let Shape { sequences, queries, keys, heads, kv_heads, head_dim, .. } = *shape;
+    let Shape { sequences, queries, heads, kv_heads, head_dim, .. } = *shape;
     let query_extent = (sequences * queries, heads * head_dim);
-    let key_extent = (sequences * keys, kv_heads * head_dim);
+    let parts = Part::all(shape, operands.keys_and_values).into_iter().zip(gradients.parts);
+    let parts = parts.map(|(part, PartGradients { dk, dv, accumulate })| {
+        let (rows, columns) = (sequences * part.keys.len(), kv_heads * head_dim);
+        let (dk, dv) = (SharedMatrix::new(dk, rows, columns), SharedMatrix::new(dv, rows, columns));
+        PartMatrices { part, dk, dv, accumulate }
+    });
     let matrices = Matrices {
         q: View::new(operands.q, query_extent),
-        k: View::new(operands.k, key_extent),
-        v: View::new(operands.v, key_extent),
         o: View::new(operands.o, query_extent),
         lse: View::new(operands.lse, (sequences * heads, queries)),
         d_o: View::new(operands.d_o, query_extent),
         dq: SharedMatrix::new(gradients.dq, query_extent.0, query_extent.1),
-        dk: SharedMatrix::new(gradients.dk, key_extent.0, key_extent.1),
-        dv: SharedMatrix::new(gradients.dv, key_extent.0, key_extent.1),
         accumulate: gradients.accumulate,
+        parts: parts.collect(),
     };
     processor.each(sequences * kv_heads, |unit| {
         let (sequence, kv_head) = (unit / kv_heads, unit % kv_heads);
@@ -105,7 +117,8 @@ kernels! {
     fn key_head<S>(
         simd, shape: &Shape, matrices: &Matrices<'_>, sequence: usize, kv_head: usize, scratch: &mut [f32],
     ) {
-        let Shape { queries, keys, heads, kv_heads, head_dim, scale, .. } = *shape;
+        let Shape { queries, heads, kv_heads, head_dim, scale, .. } = *shape;
+        let all_keys = shape.keys();
         let padded = padded(head_dim);
         let mut scratch = scratch;
         let key_rows = carve(&mut scratch, BLOCKS * KEYS * padded);
@@ -123,13 +136,18 @@ kernels! {
 
         let group = heads / kv_heads;
         let kv_columns = shape.columns(kv_head);
-        let (first_query, first_key) = (sequence * queries, sequence * keys);
-        for start in (0..keys.max(1)).step_by(BLOCKS * KEYS) {
-            let keys = start..keys.min(start + BLOCKS * KEYS);
-            let rows = first_key + keys.start..first_key + keys.end;
-            copy_rows(matrices.k, rows.clone(), kv_columns.clone(), padded, key_rows);
-            pack_transposed::<KEYS>(matrices.k, rows.clone(), kv_columns.clone(), key_columns);
-            pack_transposed::<KEYS>(matrices.v, rows.clone(), kv_columns.clone(), value_columns);
+        let first_query = sequence * queries;
+        let blocks = matrices.parts.iter().flat_map(|matrices| {
+            let keys = matrices.part.keys.clone();
+            // Without keys the gradients of queries are still written.
+            let starts = (keys.start..keys.end.max(keys.start + 1)).step_by(BLOCKS * KEYS);
+            starts.map(move |start| (matrices, start..keys.end.min(start + BLOCKS * KEYS)))
+        });
+        for (number, (PartMatrices { part, dk, dv, accumulate }, keys)) in blocks.enumerate() {
+            let rows = part.rows(sequence, &keys);
+            copy_rows(part.k, rows.clone(), kv_columns.clone(), padded, key_rows);
+            pack_transposed::<KEYS>(part.k, rows.clone(), kv_columns.clone(), key_columns);
+            pack_transposed::<KEYS>(part.v, rows.clone(), kv_columns.clone(), value_columns);
             key_gradients.fill(0.0);
             value_gradients.fill(0.0);
             for head in kv_head * group..(kv_head + 1) * group {
@@ -137,7 +155,7 @@ kernels! {
                 for first in (0..queries).step_by(QUERIES) {
                     let block = first..queries.min(first + QUERIES);
                     let rows = first_query + block.start..first_query + block.end;
-                    let seen = shape.visible_to_any(&block);
+                    let seen = shape.visible_to_any(&block, all_keys);
                     let seen = seen.start.max(keys.start)..seen.end.min(keys.end);
                     query_gradients.fill(0.0);
                     if !seen.is_empty() {
@@ -157,7 +175,7 @@ kernels! {
                         let at = offset * padded;
                         // The queries that see some of these keys: one after another, as both bounds grow.
                         let sees = |query: &usize| {
-                            let visible = shape.visible(block.start + query);
+                            let visible = shape.visible(block.start + query, all_keys);
                             visible.start < keys_here.end && visible.end > keys_here.start
                         };
                         let Some(last) = (0..block.len()).rev().find(sees) else { continue };
@@ -165,7 +183,7 @@ kernels! {
                         for row in seeing.clone().step_by(block_rows::<S>()) {
                             let rows = row..seeing.end.min(row + block_rows::<S>());
                             // Keys that no query of the strip sees any more are left out, in whole register blocks.
-                            let end = shape.visible(block.start + rows.end - 1).end.min(keys_here.end);
+                            let end = shape.visible(block.start + rows.end - 1, all_keys).end.min(keys_here.end);
                             let width = (end - keys_here.start).next_multiple_of(2 * S::LANES);
                             let q = Strided::new(query_rows[row * padded..].as_ptr(), padded);
                             let d_o = Strided::new(output_gradients[row * padded..].as_ptr(), padded);
@@ -185,7 +203,7 @@ kernels! {
                                 }
                             }
                             for row in rows.clone() {
-                                let visible = within(shape.visible(block.start + row), &keys_here);
+                                let visible = within(shape.visible(block.start + row, all_keys), &keys_here);
                                 let (p, rest_p) = probabilities[row * KEYS..][..KEYS].split_at_mut(width);
                                 let (ds, rest_ds) = score_gradients[row * KEYS..][..KEYS].split_at_mut(width);
                                 score_gradient(simd, p, ds, visible, scale * LOG2_E, log_sums[row], products[row]);
@@ -203,7 +221,7 @@ kernels! {
                             // Queries before the first that sees the strip, or after the last, add nothing.
                             let first_key = keys_here.start + key;
                             let sees = |query: &usize| {
-                                let visible = shape.visible(block.start + query);
+                                let visible = shape.visible(block.start + query, all_keys);
                                 visible.start < first_key + height && visible.end > first_key
                             };
                             let Some(last) = seeing.clone().rev().find(sees) else { continue };
@@ -220,7 +238,7 @@ kernels! {
                             }
                         }
                     }
-                    let add = matrices.accumulate[0] || start > 0;
+                    let add = matrices.accumulate || number > 0;
                     for (row, source) in rows.zip(query_gradients.chunks_exact(padded)) {
                         // SAFETY: this thread alone has the query heads of this key head.
                         let target = unsafe { matrices.dq.row_mut(row, columns.clone()) };
@@ -230,11 +248,10 @@ kernels! {
             }
             for (index, row) in rows.enumerate() {
                 // SAFETY: this thread alone has this key head.
-                let (dk, dv) = unsafe {
-                    (matrices.dk.row_mut(row, kv_columns.clone()), matrices.dv.row_mut(row, kv_columns.clone()))
-                };
-                write_row(dk, &key_gradients[index * padded..], scale, matrices.accumulate[1]);
-                write_row(dv, &value_gradients[index * padded..], 1.0, matrices.accumulate[2]);
+                let (dk, dv) =
+                    unsafe { (dk.row_mut(row, kv_columns.clone()), dv.row_mut(row, kv_columns.clone())) };
+                write_row(dk, &key_gradients[index * padded..], scale, accumulate[0]);
+                write_row(dv, &value_gradients[index * padded..], 1.0, accumulate[1]);
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Forward: for each block of queries, key blocks one after another with a running maximum and sum.
 
-use super::{Shape, add_rows, carve, copy_rows, mask_lanes, padded, within};
+use super::{Part, Shape, add_rows, carve, copy_rows, mask_lanes, padded, within};
 use crate::gemm::{pack_transposed, piece};
 use crate::math::exp2;
 use crate::matrix::{SharedMatrix, View};
@@ -23,24 +23,21 @@ pub(super) fn scratch_elements(head_dim: usize) -> usize {
     QUERIES * head * 2 + KEYS * head * 2 + STRIP * KEYS + QUERIES + QUERIES * 16
 }
 
-/// `q, k, v -> o, lse`, see [`super`].
-#[allow(clippy::too_many_arguments)]
+/// `q, (k, v).. -> o, lse`, see [`super`].
 pub(crate) fn attention(
     processor: &Processor,
     shape: &Shape,
     q: &[f32],
-    k: &[f32],
-    v: &[f32],
+    keys_and_values: &[(&[f32], &[f32])],
     o: &mut [f32],
     lse: &mut [f32],
 ) {
-    let Shape { sequences, queries, keys, heads, kv_heads, head_dim, .. } = *shape;
+    let Shape { sequences, queries, heads, head_dim, .. } = *shape;
     if queries == 0 || sequences == 0 {
         return;
     }
     let q = View::new(q, (sequences * queries, heads * head_dim));
-    let k = View::new(k, (sequences * keys, kv_heads * head_dim));
-    let v = View::new(v, (sequences * keys, kv_heads * head_dim));
+    let parts = Part::all(shape, keys_and_values);
     let o = SharedMatrix::new(o, sequences * queries, heads * head_dim);
     let lse = SharedMatrix::new(lse, sequences * heads, queries);
     let step = piece(queries, QUERIES, STRIP);
@@ -50,7 +47,7 @@ pub(crate) fn attention(
         let (sequence, head) = (row / heads, row % heads);
         let block = block * step..queries.min((block + 1) * step);
         processor.with_scratch(|scratch| {
-            query_block(processor.set, shape, q, k, v, &o, &lse, sequence, head, block, scratch)
+            query_block(processor.set, shape, q, &parts, &o, &lse, sequence, head, block, scratch)
         });
     });
 }
@@ -58,10 +55,11 @@ pub(crate) fn attention(
 kernels! {
     /// One block of queries of one head.
     fn query_block<S>(
-        simd, shape: &Shape, q: View<'_>, k: View<'_>, v: View<'_>, o: &SharedMatrix<'_>, lse: &SharedMatrix<'_>,
+        simd, shape: &Shape, q: View<'_>, parts: &[Part<'_>], o: &SharedMatrix<'_>, lse: &SharedMatrix<'_>,
         sequence: usize, head: usize, block: Range<usize>, scratch: &mut [f32],
     ) {
-        let Shape { queries, keys, heads, kv_heads, head_dim, .. } = *shape;
+        let Shape { queries, heads, kv_heads, head_dim, .. } = *shape;
+        let all_keys = shape.keys();
         let padded = padded(head_dim);
         let mut scratch = scratch;
         let packed_q = carve(&mut scratch, QUERIES * padded);
@@ -85,16 +83,19 @@ kernels! {
         sums.fill(0.0);
 
         let kv_columns = shape.columns(head * kv_heads / heads);
-        let first_key = sequence * keys;
-        let visible = shape.visible_to_any(&block);
-        for start in (visible.start / KEYS * KEYS..visible.end).step_by(KEYS) {
-            let keys = start..keys.min(start + KEYS);
-            let rows = first_key + keys.start..first_key + keys.end;
-            pack_transposed::<KEYS>(k, rows.clone(), kv_columns.clone(), packed_k);
-            copy_rows(v, rows, kv_columns.clone(), padded, packed_v);
+        let visible = shape.visible_to_any(&block, all_keys);
+        let blocks = parts.iter().flat_map(|part| {
+            let first = visible.start.max(part.keys.start) - part.keys.start;
+            let blocks = part.keys.start + first / KEYS * KEYS..visible.end.min(part.keys.end);
+            blocks.step_by(KEYS).map(move |start| (part, start..part.keys.end.min(start + KEYS)))
+        });
+        for (part, keys) in blocks {
+            let rows = part.rows(sequence, &keys);
+            pack_transposed::<KEYS>(part.k, rows.clone(), kv_columns.clone(), packed_k);
+            copy_rows(part.v, rows, kv_columns.clone(), padded, packed_v);
             for strip in (0..block.len()).step_by(block_rows::<S>()) {
                 let rows = strip..block.len().min(strip + block_rows::<S>());
-                let seen = shape.visible_to_any(&(block.start + rows.start..block.start + rows.end));
+                let seen = shape.visible_to_any(&(block.start + rows.start..block.start + rows.end), all_keys);
                 if seen.start >= keys.end || seen.end <= keys.start {
                     continue;
                 }
@@ -119,7 +120,7 @@ kernels! {
                     }
                 }
                 for (row, scores) in rows.clone().zip(scores.chunks_exact_mut(KEYS)) {
-                    let visible = within(shape.visible(block.start + row), &keys);
+                    let visible = within(shape.visible(block.start + row, all_keys), &keys);
                     let sums = &mut sums[row * S::LANES..][..S::LANES];
                     let outputs = &mut outputs[row * padded..][..padded];
                     exponentials(simd, &mut scores[..columns], visible, &mut maxima[row], sums, outputs);

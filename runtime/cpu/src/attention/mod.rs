@@ -1,8 +1,9 @@
 //! Attention in blocks, without a matrix of scores in memory (Dao et al. 2022, FlashAttention).
 //!
 //! Matrices come straight out of the projections, heads side by side: `q`, `o` are `[sequences * queries, heads *
-//! head_dim]`, `k`, `v` are `[sequences * keys, kv_heads * head_dim]`. Query s of a sequence stands at position
-//! `keys - queries + s`. Blocks of keys that a strip of queries does not see are skipped.
+//! head_dim]`, `k`, `v` are `[sequences * keys, kv_heads * head_dim]`, in one or more parts by position. Query s of a
+//! sequence stands at position `keys - queries + s`, all parts counted. Blocks of keys that a strip of queries does not
+//! see are skipped; no block has keys of two parts.
 //!
 //! Invariants: a head is computed by one thread, key blocks ascending (forward), query heads and then queries ascending
 //! (gradients of keys and values), so bits do not depend on the number of threads. Scratch is sized by the head
@@ -11,7 +12,7 @@
 mod backward;
 mod forward;
 
-pub(crate) use backward::{Gradients, Operands, attention_grad};
+pub(crate) use backward::{Gradients, Operands, PartGradients, attention_grad};
 pub(crate) use forward::attention;
 
 use crate::matrix::View;
@@ -21,13 +22,13 @@ use pipec_program::Mask;
 use std::ops::Range;
 
 /// The sizes of a call.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Shape {
     pub(crate) sequences: usize,
     /// Queries of a sequence.
     pub(crate) queries: usize,
-    /// Keys of a sequence.
-    pub(crate) keys: usize,
+    /// Keys of a sequence in each part.
+    pub(crate) parts: Vec<usize>,
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
@@ -35,20 +36,61 @@ pub(crate) struct Shape {
     pub(crate) scale: f32,
 }
 
+/// A part of the keys and values of all sequences.
+struct Part<'a> {
+    /// The positions of its keys in a sequence.
+    keys: Range<usize>,
+    k: View<'a>,
+    v: View<'a>,
+}
+
+impl<'a> Part<'a> {
+    /// The parts of a call from their keys and values.
+    fn all(shape: &Shape, operands: &[(&'a [f32], &'a [f32])]) -> Vec<Self> {
+        let mut start = 0;
+        let parts = shape.parts.iter().zip(operands).map(|(&keys, &(k, v))| {
+            let extent = (shape.sequences * keys, shape.kv_heads * shape.head_dim);
+            let keys = start..start + keys;
+            start = keys.end;
+            Part { keys, k: View::new(k, extent), v: View::new(v, extent) }
+        });
+        parts.collect()
+    }
+
+    /// The rows of some keys of a sequence.
+    fn rows(&self, sequence: usize, keys: &Range<usize>) -> Range<usize> {
+        let first = sequence * self.keys.len() + keys.start - self.keys.start;
+        first..first + keys.len()
+    }
+}
+
 impl Shape {
+    /// Keys of a sequence in all parts.
+    fn keys(&self) -> usize {
+        self.parts.iter().sum()
+    }
+
+    /// Elements of an operand that holds keys or values: the operands from 1 on are pairs of both.
+    pub(crate) fn key_elements(&self, operand: usize) -> usize {
+        let keys = operand.checked_sub(1).and_then(|pair| self.parts.get(pair / 2)).copied().unwrap_or(0);
+        self.sequences * keys * self.kv_heads * self.head_dim
+    }
+
     /// The keys that query `query` sees.
-    fn visible(&self, query: usize) -> Range<usize> {
-        let end = (self.keys + query + 1).saturating_sub(self.queries).min(self.keys);
+    #[inline(always)]
+    fn visible(&self, query: usize, keys: usize) -> Range<usize> {
+        let end = (keys + query + 1).saturating_sub(self.queries).min(keys);
         match self.mask {
-            Mask::Full => 0..self.keys,
+            Mask::Full => 0..keys,
             Mask::Causal => 0..end,
             Mask::Window { size } => end.saturating_sub(usize::try_from(size).unwrap_or(usize::MAX))..end,
         }
     }
 
     /// The keys that some of these queries see: bounds grow with the query, so the first and last decide.
-    fn visible_to_any(&self, queries: &Range<usize>) -> Range<usize> {
-        self.visible(queries.start).start..self.visible(queries.end - 1).end
+    #[inline(always)]
+    fn visible_to_any(&self, queries: &Range<usize>, keys: usize) -> Range<usize> {
+        self.visible(queries.start, keys).start..self.visible(queries.end - 1, keys).end
     }
 
     /// Columns of a head in a matrix with heads side by side.

@@ -7,7 +7,7 @@
 //! Sums and products are not fused: each node rounds once, as the meaning of an expression says.
 
 use super::expression::{Call, Expression, Reach, Rounds, TILE};
-use super::tiles::{self, Context};
+use super::tiles::{self, Context, Random};
 use crate::parallel::Processor;
 use cranelift_codegen::ir::condcodes::{FloatCC, IntCC};
 use cranelift_codegen::ir::types::{F32, F32X4, I64};
@@ -102,7 +102,7 @@ impl MapKernel {
     pub(crate) unsafe fn run(
         &self,
         processor: &Processor,
-        seed: u64,
+        random: Random,
         rows: usize,
         columns: usize,
         pointers: &[*mut f32],
@@ -115,7 +115,7 @@ impl MapKernel {
             let elements = range.start * span..(range.end * span).min(rows * columns);
             let step = if has_rows { columns } else { elements.len() };
             for first in elements.step_by(step.max(1)) {
-                let context = Context { set: processor.set, seed, first: first as u64 };
+                let context = Context { set: processor.set, random, first: first as u64 };
                 let mut shifted = [std::ptr::null_mut(); MOST_POINTERS];
                 for (index, (shifted, pointer)) in shifted.iter_mut().zip(pointers.get()).enumerate() {
                     *shifted = match self.expression.inputs.get(index) {

@@ -9,3 +9,4 @@ mod tiles;
 
 pub(crate) use compile::{Compiler, MOST_POINTERS, MapKernel};
 pub(crate) use expression::{Expression, Reach};
+pub(crate) use tiles::{Random, Runs};

@@ -2,15 +2,45 @@
 
 use crate::math;
 use crate::simd::{InstructionSet, kernels};
-use pipec_program::UnaryOp;
+use pipec_program::{Part, UnaryOp};
 use pipec_runtime::splitmix;
+
+/// What the random numbers of a call depend on besides their site.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Random {
+    pub(crate) seed: u64,
+    /// Which elements of whole sequences the call has; none if it has all.
+    pub(crate) runs: Option<Runs>,
+}
+
+/// Runs of elements that follow each other in whole sequences.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Runs {
+    /// Elements of a run, at least 1.
+    length: u64,
+    /// The first element of the first run.
+    first: u64,
+    /// From the start of a run to that of the next.
+    distance: u64,
+}
+
+impl Runs {
+    /// The elements of a part in rows of so many columns.
+    pub(crate) fn new(part: Part, columns: usize) -> Self {
+        let elements = |rows: u64| rows * columns as u64;
+        Self {
+            length: elements(part.tokens).max(1),
+            first: elements(part.first),
+            distance: elements(part.whole),
+        }
+    }
+}
 
 /// What a compiled expression knows of its call.
 #[repr(C)]
 pub(super) struct Context {
     pub(super) set: InstructionSet,
-    /// The seed of random numbers.
-    pub(super) seed: u64,
+    pub(super) random: Random,
     /// The flat index of the first element.
     pub(super) first: u64,
 }
@@ -77,8 +107,20 @@ tiles! {
 unsafe extern "C" fn random(context: *const Context, to: *mut f32, offset: usize, len: usize, salt: u64) {
     // SAFETY: the compiled code passes its own context and a tile of its stack frame.
     let (context, to) = unsafe { (&*context, std::slice::from_raw_parts_mut(to, len)) };
-    let state = splitmix::at(context.seed, salt);
-    random_tile(context.set, to, state, context.first.wrapping_add(offset as u64));
+    let state = splitmix::at(context.random.seed, salt);
+    let mut first = context.first.wrapping_add(offset as u64);
+    let Some(runs) = context.random.runs else {
+        return random_tile(context.set, to, state, first);
+    };
+    let mut rest = to;
+    while !rest.is_empty() {
+        let (run, within) = (first / runs.length, first % runs.length);
+        let here = rest.len().min(usize::try_from(runs.length - within).unwrap_or(usize::MAX));
+        let (now, later) = rest.split_at_mut(here);
+        random_tile(context.set, now, state, run * runs.distance + runs.first + within);
+        first += here as u64;
+        rest = later;
+    }
 }
 
 kernels! {

@@ -16,13 +16,14 @@ mod stage;
 mod tests;
 
 use pipec_program::id::IdVec;
-use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, TensorType};
+use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, Slice, TensorType};
+use std::borrow::Cow;
 
 pub(crate) use layout::{has_master, place_parameters};
 pub use optimizer::{clip_function, norm_function, update_function};
 pub use stage::stage_functions;
 
-/// What the forward and the backward function of a stage take and need.
+/// What the functions of a stage take and need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageFunctions {
     /// The element type of weights and activations; gradients of weights are f32, or f64 where this is.
@@ -35,17 +36,76 @@ pub struct StageFunctions {
     pub gradients: Bytes,
     /// The size of the first moments, of the second moments, and of the master weights where there are any.
     pub moments: Bytes,
+    /// The passes over each slice.
+    pub slices: IdVec<Slice, SliceFunctions>,
+}
+
+/// The passes of a stage over a slice of a micro-batch.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SliceFunctions {
     /// The tensors that come in from the stage before, packed as in a message; empty for the first stage. The caller
-    /// keeps them until the backward pass if that takes [`Region::Input`].
+    /// keeps them until the last backward pass that takes [`Region::Input`].
     pub input: Vec<TensorType>,
     /// The tensors that go out to the stage after; empty for the last stage.
     pub output: Vec<TensorType>,
-    /// What the forward pass keeps for the backward pass, besides the input.
-    pub saved: Bytes,
+    /// The leading bytes of [`Region::Saved`] that later slices take as [`Region::Prefix`].
+    pub state: Bytes,
+    /// The last slice that takes them; the slice itself if none does.
+    pub seen_until: Slice,
     /// The forward pass.
     pub forward: StageFunction,
+    /// The backward pass.
+    pub backward: Backward,
+}
+
+/// The backward pass, whole and in parts, as far as the schedule asks for them.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Backward {
     /// Both backward passes in one. It may use the saved bytes as scratch once it has read them.
-    pub backward: StageFunction,
+    pub fused: Option<StageFunction>,
+    /// The pass with respect to inputs. It also adds to the gradients of norms, which are small.
+    pub inputs: Option<StageFunction>,
+    /// The pass with respect to weights in one.
+    pub weights: Option<StageFunction>,
+    /// The pass with respect to weights product by product.
+    pub products: Vec<StageFunction>,
+}
+
+/// Which backward passes a schedule asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Both passes in one.
+    pub fused: bool,
+    /// The weight gradients of a unit in one.
+    pub weights: bool,
+    /// The weight gradients product by product.
+    pub products: bool,
+}
+
+impl SliceFunctions {
+    /// All functions, in the order in which programs list them.
+    pub fn all(&self) -> impl Iterator<Item = &StageFunction> {
+        let Backward { fused, inputs, weights, products } = &self.backward;
+        [&self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(products)
+    }
+
+    /// All functions, to be changed.
+    pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut StageFunction> {
+        let Backward { fused, inputs, weights, products } = &mut self.backward;
+        [&mut self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(products)
+    }
+
+    /// The function of a backward pass: both passes, or that with respect to inputs.
+    pub fn backward(&self) -> impl Iterator<Item = &StageFunction> {
+        let Backward { fused, inputs, .. } = &self.backward;
+        fused.iter().chain(inputs)
+    }
+
+    /// The functions of the weight gradients, if they stand alone.
+    pub fn weights(&self) -> impl Iterator<Item = &StageFunction> {
+        let Backward { weights, products, .. } = &self.backward;
+        weights.iter().chain(products)
+    }
 }
 
 /// A parameter of a stage and its place in the regions of the stage.
@@ -85,8 +145,12 @@ pub enum Region {
     Targets,
     /// The message from the stage before.
     Input,
-    /// What the forward pass keeps.
+    /// The state of an earlier slice: the first of what its forward pass keeps.
+    Prefix(Slice),
+    /// What the forward pass keeps for the backward pass.
     Saved,
+    /// What the forward pass keeps for the weight gradients, where these are a pass of their own.
+    Held,
     /// The message to the stage after.
     Output,
     /// The loss of the micro-batch.
@@ -95,6 +159,12 @@ pub enum Region {
     OutputGradient,
     /// The gradient that goes to the stage before.
     InputGradient,
+    /// What the pass with respect to inputs keeps for the weight gradients.
+    Pending,
+    /// What later slices contribute to the gradient of the state of this one.
+    StateGradient,
+    /// The gradient of the state of an earlier slice.
+    PrefixGradient(Slice),
     /// The first moments of the stage.
     Moment,
     /// The second moments of the stage.
@@ -113,18 +183,23 @@ pub enum Region {
 
 impl Region {
     /// The name of the parameter of a function.
-    pub fn name(self) -> &'static str {
-        match self {
+    pub fn name(self) -> Cow<'static, str> {
+        let name = match self {
+            Self::Prefix(slice) => return format!("prefix_{slice}").into(),
+            Self::PrefixGradient(slice) => return format!("prefix_gradient_{slice}").into(),
             Self::Weights => "weights",
             Self::Gradients => "gradients",
             Self::Tokens => "tokens",
             Self::Targets => "targets",
             Self::Input => "input",
             Self::Saved => "saved",
+            Self::Held => "held",
             Self::Output => "output",
             Self::Loss => "loss",
             Self::OutputGradient => "output_gradient",
             Self::InputGradient => "input_gradient",
+            Self::Pending => "pending",
+            Self::StateGradient => "state_gradient",
             Self::Moment => "moment",
             Self::Variance => "variance",
             Self::Master => "master",
@@ -132,6 +207,7 @@ impl Region {
             Self::Norm => "norm",
             Self::Factor => "factor",
             Self::Workspace => "workspace",
-        }
+        };
+        name.into()
     }
 }

@@ -127,7 +127,7 @@ impl Builder {
 
     fn region(&mut self, region: Region, bytes: Bytes, access: Access) -> ParamId {
         self.regions.push(region);
-        self.params.push(Param { name: region.name().to_owned(), bytes, access })
+        self.params.push(Param { name: region.name().into_owned(), bytes, access })
     }
 
     fn scalar(&mut self, name: &str, ty: ScalarType) -> ScalarId {

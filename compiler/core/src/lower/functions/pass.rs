@@ -7,6 +7,7 @@ use super::{Region, StageFunction};
 use crate::graph::{LOSS_SCALE, SEED};
 use crate::lower::pack::{Effort, Span, pack};
 use pipec_program::id::{Id, IdVec};
+use pipec_program as program;
 use pipec_program::signature;
 use pipec_program::{
     Access, Body, Bytes, Function, Kernel, Node, Op, Output, Param, Scalar, ScalarId, ScalarType, TensorType,
@@ -25,8 +26,8 @@ pub(super) struct Tensor(pub(super) ValueId);
 pub(super) struct Pass {
     /// The sizes of the regions that are known before; others grow with what lies in them.
     sizes: BTreeMap<Region, Bytes>,
-    /// Whether the pass makes what is saved or uses it up.
-    saves: bool,
+    /// Which pass it is.
+    pass: program::Pass,
     /// The place of each storage, none for a temporary.
     storages: Vec<Option<(Region, Bytes)>>,
     fixed: BTreeMap<(Region, Bytes), StorageId>,
@@ -37,11 +38,11 @@ pub(super) struct Pass {
 }
 
 impl Pass {
-    /// A pass that makes what is saved (`saves`), or that uses it up.
-    pub(super) fn new(sizes: BTreeMap<Region, Bytes>, saves: bool) -> Self {
+    /// A pass without kernels.
+    pub(super) fn new(sizes: BTreeMap<Region, Bytes>, pass: program::Pass) -> Self {
         Self {
             sizes,
-            saves,
+            pass,
             storages: Vec::new(),
             fixed: BTreeMap::new(),
             tensors: IdVec::new(),
@@ -98,21 +99,37 @@ impl Pass {
 
     /// What a call does with a region, as long as nothing is written that was only to be read.
     fn access(&self, region: Region) -> Access {
+        let made_by = |pass| if self.pass == pass { Access::Write } else { Access::Read };
         match region {
             Region::Weights
             | Region::Tokens
             | Region::Targets
             | Region::Input
+            | Region::Prefix(_)
             | Region::OutputGradient
+            | Region::StateGradient
             | Region::Squares
             | Region::Factor => Access::Read,
             Region::Gradients => Access::Accumulate,
-            Region::Saved if self.saves => Access::Write,
-            Region::Saved => Access::Read,
-            Region::Output | Region::Loss | Region::InputGradient | Region::Norm => Access::Write,
+            Region::Saved | Region::Held => made_by(program::Pass::F),
+            Region::Pending => made_by(program::Pass::B),
+            Region::PrefixGradient(_) if self.adds_to(region) => Access::Update,
+            Region::Output
+            | Region::Loss
+            | Region::InputGradient
+            | Region::PrefixGradient(_)
+            | Region::Norm => Access::Write,
             Region::Moment | Region::Variance | Region::Master => Access::Update,
             Region::Workspace => Access::Workspace,
         }
+    }
+
+    /// Whether a kernel adds to what a region holds before.
+    fn adds_to(&self, region: Region) -> bool {
+        let outputs = self.kernels.iter().flat_map(|kernel| &kernel.outputs);
+        let place = |output: &Output| self.storages[self.tensors[output.value].0.0];
+        outputs.clone().any(|output| output.accumulate && place(output).is_some_and(|(of, _)| of == region))
+            && outputs.clone().all(|output| output.accumulate || place(output).is_none_or(|(of, _)| of != region))
     }
 
     /// The function.
@@ -157,7 +174,7 @@ impl Pass {
                     places.iter().filter(|place| place.0 == region).map(|(_, at, ty)| *at + ty.bytes());
                 let bytes = self.sizes.get(&region).copied();
                 let bytes = bytes.unwrap_or_else(|| ends.max().unwrap_or_default());
-                Param { name: region.name().to_owned(), bytes, access }
+                Param { name: region.name().into_owned(), bytes, access }
             })
             .collect();
         let values = places
@@ -210,7 +227,7 @@ impl Pass {
                         && last[from.0] == time
                         && !taken.contains(&from);
                     let preference = match (self.storages[from.0], place_of_result) {
-                        (Some((Region::Saved, _)), None) if !self.saves => 0,
+                        (Some((Region::Saved, _)), None) if self.pass != program::Pass::F => 0,
                         (None, _) => 1,
                         (Some(_), _) => return None,
                     };
@@ -290,7 +307,7 @@ impl Merged {
 fn scalar(op: &mut Op) -> Option<&mut ScalarId> {
     match op {
         Op::CrossEntropyGrad { scale, .. } => Some(scale),
-        Op::Map { seed, .. } => seed.as_mut(),
+        Op::Map { seed, .. } => seed.as_mut().map(|seed| &mut seed.scalar),
         Op::Matmul { .. }
         | Op::SumRows
         | Op::Embedding

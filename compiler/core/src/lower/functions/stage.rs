@@ -1,39 +1,115 @@
 //! The forward and backward functions of a stage.
 //!
 //! The graphs of the pieces are laid one after the other; what goes out of a piece is what comes into the next. Every
-//! value then has bytes in one region: what the backward pass reads lies in `saved`, what goes to another stage in its
-//! message, the rest in the workspace. Kernels that may work in place do, where nothing reads their operand later.
+//! value then has bytes in one region: what a backward pass reads lies in `saved`, what a later pass over weights reads in
+//! `held` or `pending`, what goes to another stage in its message, the rest in the workspace. Kernels that may work in
+//! place do, where nothing reads their operand later.
+//!
+//! `saved` starts with the state of the slice, at places that follow from the lengths of slices alone, so that the
+//! functions of later slices know them.
 
 use super::layout::{place_parameters, place_tensors};
 use super::pass::{Pass, StorageId, Tensor};
-use super::{Region, StageFunctions, StageParameter};
-use crate::graph::{Graph, Graphs, Kind};
+use super::{Backward, Region, SliceFunctions, StageFunction, StageFunctions, StageParameter, Wanted};
+use crate::graph::{Graph, Graphs, Kind, Phase};
 use crate::spec::{Model, Piece};
-use pipec_program::{Bytes, Kernel, Node, Op, Output, ParameterId, TensorType, ValueId};
+use pipec_program as program;
+use pipec_program::id::{Id, IdVec};
+use pipec_program::{Bytes, Kernel, Node, Op, Output, ParameterId, Slice, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// The forward and the backward function of the consecutive `pieces` of a model, under the names given. The scalars
-/// `loss_scale` and `seed` are there only if they are used. Takes time linear in the number of pieces.
+/// The functions of the consecutive `pieces` of a model for every slice, named after the stage. The scalars `loss_scale`
+/// and `seed` are there only if they are used. Takes time linear in the number of pieces times the number of pairs of
+/// slices that see each other.
 pub fn stage_functions(
     model: &Model,
-    graphs: &Graphs,
+    graphs: &IdVec<Slice, Graphs>,
     pieces: Range<usize>,
-    forward: &str,
-    backward: &str,
+    name: &str,
+    wanted: Wanted,
 ) -> StageFunctions {
-    let stage = Stage::new(model, graphs, pieces);
+    let states: IdVec<Slice, States> =
+        graphs.values().map(|graphs| States::new(model, graphs, pieces.clone())).collect();
+    let stage = Stage::new(model, graphs.values().next(), pieces.clone());
+    let mut slices: IdVec<Slice, SliceFunctions> = IdVec::new();
+    for (slice, graphs) in graphs.iter() {
+        let passes = Passes::new(&stage, model, graphs, pieces.clone(), &states, slice, wanted);
+        let suffix = if states.len() > 1 { format!("{name}_{slice}") } else { name.to_owned() };
+        let functions = passes.functions(&suffix, wanted);
+        // The last of the slices that see a state stays.
+        for earlier in passes.prefix() {
+            slices[earlier].seen_until = slice;
+        }
+        slices.push(functions);
+    }
     StageFunctions {
-        precision: stage.pieces.first().map_or(pipec_program::DType::F32, |piece| piece.graph.precision),
+        precision: stage.precision,
         weights: stage.weights,
         gradients: stage.gradients,
         moments: stage.moments,
-        input: stage.input.iter().map(|(ty, _)| ty.clone()).collect(),
-        output: stage.output.iter().map(|(ty, _)| ty.clone()).collect(),
-        saved: stage.saved_end,
-        forward: stage.forward().finish(forward),
-        backward: stage.backward().finish(backward),
         parameters: stage.parameters,
+        slices,
+    }
+}
+
+/// The parameters of a stage, which all slices share.
+struct Stage {
+    precision: program::DType,
+    parameters: Vec<StageParameter>,
+    /// The position of each parameter in `parameters`.
+    positions: BTreeMap<ParameterId, usize>,
+    weights: Bytes,
+    gradients: Bytes,
+    moments: Bytes,
+}
+
+impl Stage {
+    /// Parameters in the order of their first use, each once.
+    fn new(model: &Model, graphs: Option<&Graphs>, pieces: Range<usize>) -> Self {
+        let pieces = &model.pieces[pieces];
+        let precision = pieces
+            .first()
+            .and_then(|piece| Some(graphs?.get(piece.layer)?.precision))
+            .unwrap_or(program::DType::F32);
+        let mut positions = BTreeMap::new();
+        let mut parameters: Vec<(ParameterId, u64)> = Vec::new();
+        for &parameter in pieces.iter().flat_map(|piece| piece.parameters.values()) {
+            positions.entry(parameter).or_insert_with(|| {
+                parameters.push((parameter, model.parameters[parameter].shape.iter().product()));
+                parameters.len() - 1
+            });
+        }
+        let (parameters, elements) = place_parameters(parameters, precision);
+        let gradients = crate::graph::accumulator_type(precision).bytes() * elements;
+        Self {
+            precision,
+            parameters,
+            positions,
+            weights: precision.bytes() * elements,
+            gradients,
+            moments: gradients,
+        }
+    }
+}
+
+/// Where the state of a slice lies: for each piece the places of its states, and the end of the last.
+struct States {
+    places: Vec<Vec<Bytes>>,
+    end: Bytes,
+}
+
+impl States {
+    fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
+        let of_piece = |piece: &Piece| {
+            let graph = &graphs[piece.layer];
+            graph.state.iter().map(|state| &graph.values[graph.origin(state.value)].ty)
+        };
+        let pieces = &model.pieces[pieces];
+        let (places, end) = place_tensors(pieces.iter().flat_map(of_piece));
+        let mut places = places.into_iter();
+        let of_piece = |piece: &Piece| places.by_ref().take(graphs[piece.layer].state.len()).collect();
+        Self { places: pieces.iter().map(of_piece).collect(), end }
     }
 }
 
@@ -47,36 +123,48 @@ struct Part<'a> {
     sites: u64,
 }
 
-/// Where a value of the forward pass is made.
+/// Where a value is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Home {
     /// In the stage before: a tensor of the input.
     Input(usize),
+    /// In the stage after: the gradient of a tensor of the output.
+    OutputGradient(usize),
     /// By a kernel of a piece of this stage.
     Made(usize, ValueId),
 }
 
-struct Stage<'a> {
+/// The passes of a stage over one slice.
+struct Passes<'a> {
+    stage: &'a Stage,
+    states: &'a IdVec<Slice, States>,
+    slice: Slice,
     pieces: Vec<Part<'a>>,
-    parameters: Vec<StageParameter>,
-    /// The position of each parameter in `parameters`.
-    positions: BTreeMap<ParameterId, usize>,
-    weights: Bytes,
-    gradients: Bytes,
-    moments: Bytes,
     /// The tensors of the input with their places.
     input: Vec<(TensorType, Bytes)>,
     /// The tensors of the output with their places.
     output: Vec<(TensorType, Bytes)>,
     /// Where each output comes from.
     outputs: Vec<Home>,
-    /// The places of the values that the backward pass reads, in `saved`.
-    saved: BTreeMap<Home, Bytes>,
+    /// The places of the values that later passes read, in `saved` and `held`.
+    saved: BTreeMap<Home, (Region, Bytes)>,
     saved_end: Bytes,
+    held_end: Bytes,
+    /// The places of the gradients that the pass over weights reads, in `pending`.
+    pending: BTreeMap<Home, Bytes>,
+    pending_end: Bytes,
 }
 
-impl<'a> Stage<'a> {
-    fn new(model: &'a Model, graphs: &'a Graphs, range: Range<usize>) -> Self {
+impl<'a> Passes<'a> {
+    fn new(
+        stage: &'a Stage,
+        model: &'a Model,
+        graphs: &'a Graphs,
+        range: Range<usize>,
+        states: &'a IdVec<Slice, States>,
+        slice: Slice,
+        wanted: Wanted,
+    ) -> Self {
         let mut sites: u64 =
             model.pieces[..range.start].iter().map(|piece| graphs[piece.layer].random_sites).sum();
         let mut pieces: Vec<Part<'a>> = Vec::with_capacity(range.len());
@@ -91,90 +179,177 @@ impl<'a> Stage<'a> {
                 std::mem::take(&mut outputs)
             };
             let part = Part { piece, graph, inputs, sites };
-            outputs = graph.outputs.iter().map(|&output| part.home(position, output)).collect();
+            outputs = graph.outputs.iter().map(|&output| part.home(position, graph.origin(output))).collect();
             sites += graph.random_sites;
             pieces.push(part);
         }
         let output = pieces.last().map(|last| placed(last.graph, &last.graph.outputs)).unwrap_or_default();
-
-        let mut stage = Self {
+        let mut passes = Self {
+            stage,
+            states,
+            slice,
             pieces,
-            parameters: Vec::new(),
-            positions: BTreeMap::new(),
-            weights: Bytes::ZERO,
-            gradients: Bytes::ZERO,
-            moments: Bytes::ZERO,
             input,
             output,
             outputs,
             saved: BTreeMap::new(),
             saved_end: Bytes::ZERO,
+            held_end: Bytes::ZERO,
+            pending: BTreeMap::new(),
+            pending_end: Bytes::ZERO,
         };
-        stage.place_parameters(model);
-        stage.place_saved();
-        stage
+        passes.place_kept(wanted.weights || wanted.products);
+        passes
     }
 
-    /// Parameters in the order of their first use, each once.
-    fn place_parameters(&mut self, model: &Model) {
-        let Some(first) = self.pieces.first() else { return };
-        let precision = first.graph.precision;
-        let mut parameters: Vec<(ParameterId, u64)> = Vec::new();
-        for &parameter in self.pieces.iter().flat_map(|part| part.piece.parameters.values()) {
-            self.positions.entry(parameter).or_insert_with(|| {
-                parameters.push((parameter, model.parameters[parameter].shape.iter().product()));
-                parameters.len() - 1
-            });
+    /// The earlier slices whose state this one reads, each once.
+    fn prefix(&self) -> BTreeSet<Slice> {
+        self.pieces.iter().flat_map(|part| &part.graph.prefix).map(|prefix| prefix.slice).collect()
+    }
+
+    fn functions(&self, name: &str, wanted: Wanted) -> SliceFunctions {
+        let splits = wanted.weights || wanted.products;
+        let products = self.products();
+        let mut backward = Backward::default();
+        if wanted.fused {
+            backward.fused = Some(self.backward(program::Pass::BW, |_| true).finish(&format!("backward_{name}")));
         }
-        let (places, elements) = place_parameters(parameters, precision);
-        self.parameters = places;
-        self.weights = precision.bytes() * elements;
-        self.gradients = crate::graph::accumulator_type(precision).bytes() * elements;
-        self.moments = self.gradients;
+        if splits {
+            let pass = self.backward(program::Pass::B, |product| product.is_none());
+            backward.inputs = Some(pass.finish(&format!("inputs_{name}")));
+        }
+        if wanted.weights {
+            let pass = self.backward(program::Pass::W, |product| product.is_some());
+            backward.weights = Some(pass.finish(&format!("weights_{name}")));
+        }
+        if wanted.products {
+            // Without any there is still a pass, which then does nothing.
+            let count = products.iter().copied().max().map_or(1, |last| last + 1);
+            let function = |number: usize| -> StageFunction {
+                let pass = self.backward(program::Pass::W, |product| product == Some(number));
+                pass.finish(&format!("weights_{name}_{number}"))
+            };
+            backward.products = (0..count).map(function).collect();
+        }
+        SliceFunctions {
+            input: self.input.iter().map(|(ty, _)| ty.clone()).collect(),
+            output: self.output.iter().map(|(ty, _)| ty.clone()).collect(),
+            state: self.states[self.slice].end,
+            seen_until: self.slice,
+            forward: self.forward().finish(&format!("forward_{name}")),
+            backward,
+        }
     }
 
-    /// Places what kernels of this stage make and its backward pass reads, in the order in which it is made.
-    fn place_saved(&mut self) {
+    /// The product of each kernel that stands in a pass over weights of its own, in the order of the backward pass.
+    fn products(&self) -> Vec<usize> {
+        let mut products = Vec::new();
+        let mut count = 0;
+        for (phase, kernel) in self.pieces.iter().rev().flat_map(|part| &part.graph.backward) {
+            match weight_kernel(*phase, &kernel.op) {
+                Some(WeightKernel::Product) => {
+                    products.push(count);
+                    count += 1;
+                }
+                Some(WeightKernel::Bias) => products.push(count.max(1) - 1),
+                None => {}
+            }
+        }
+        products
+    }
+
+    /// Places what kernels of this stage make and later passes read, in the order in which it is made.
+    fn place_kept(&mut self, splits: bool) {
         let mut read: BTreeSet<Home> = BTreeSet::new();
+        let mut read_by_weights: BTreeSet<Home> = BTreeSet::new();
         for (position, part) in self.pieces.iter().enumerate() {
-            for value in part.graph.backward.iter().flat_map(|(_, kernel)| &kernel.inputs) {
-                let origin = part.graph.origin(*value);
-                match part.graph.values[origin].kind {
-                    Kind::Boundary | Kind::Computed => {
-                        if !part.graph.output_gradients.contains(&origin) {
-                            read.insert(part.home(position, origin));
+            for (phase, kernel) in &part.graph.backward {
+                let by_weights = splits && weight_kernel(*phase, &kernel.op).is_some();
+                for &value in &kernel.inputs {
+                    let origin = part.graph.origin(value);
+                    match part.graph.values[origin].kind {
+                        Kind::Boundary | Kind::Computed | Kind::StateGradient => {
+                            let home = self.home(position, origin);
+                            read.insert(home);
+                            if by_weights {
+                                read_by_weights.insert(home);
+                            }
                         }
+                        Kind::Weight(_)
+                        | Kind::WeightGradient(_)
+                        | Kind::Tokens
+                        | Kind::Targets
+                        | Kind::Loss
+                        | Kind::Prefix
+                        | Kind::PrefixGradient
+                        | Kind::Reshaped(_) => {}
                     }
-                    Kind::Weight(_)
-                    | Kind::WeightGradient(_)
-                    | Kind::Tokens
-                    | Kind::Targets
-                    | Kind::Loss
-                    | Kind::Reshaped(_) => {}
                 }
             }
         }
-        let mut kept: Vec<(Home, &TensorType)> = Vec::new();
+        let states = &self.states[self.slice];
+        let mut saved: BTreeMap<Home, (Region, Bytes)> = BTreeMap::new();
+        let mut saved_end = states.end;
+        let mut held_end = Bytes::ZERO;
+        for (position, (part, places)) in self.pieces.iter().zip(&states.places).enumerate() {
+            for (state, &place) in part.graph.state.iter().zip(places) {
+                saved.insert(Home::Made(position, part.graph.origin(state.value)), (Region::Saved, place));
+            }
+        }
         for (position, part) in self.pieces.iter().enumerate() {
             for output in part.graph.forward.iter().flat_map(|kernel| &kernel.outputs) {
                 let origin = part.graph.origin(output.value);
                 let home = Home::Made(position, origin);
-                if read.contains(&home) {
-                    kept.push((home, &part.graph.values[origin].ty));
+                if !read.contains(&home) || saved.contains_key(&home) {
+                    continue;
+                }
+                let (region, end) = match read_by_weights.contains(&home) {
+                    true => (Region::Held, &mut held_end),
+                    false => (Region::Saved, &mut saved_end),
+                };
+                let place = end.align_up(super::layout::ALIGNMENT);
+                *end = place + part.graph.values[origin].ty.bytes();
+                saved.insert(home, (region, place));
+            }
+        }
+        let mut pending = BTreeMap::new();
+        let mut pending_end = Bytes::ZERO;
+        for (position, part) in self.pieces.iter().enumerate().rev() {
+            for (_, kernel) in &part.graph.backward {
+                for output in &kernel.outputs {
+                    let origin = part.graph.origin(output.value);
+                    let home = Home::Made(position, origin);
+                    if read_by_weights.contains(&home) && !saved.contains_key(&home) && !pending.contains_key(&home) {
+                        let place = pending_end.align_up(super::layout::ALIGNMENT);
+                        pending_end = place + part.graph.values[origin].ty.bytes();
+                        pending.insert(home, place);
+                    }
                 }
             }
         }
-        let (places, end) = place_tensors(kept.iter().map(|(_, ty)| *ty));
-        self.saved = kept.iter().zip(places).map(|((home, _), place)| (*home, place)).collect();
-        self.saved_end = end;
+        (self.saved, self.saved_end, self.held_end) = (saved, saved_end, held_end);
+        (self.pending, self.pending_end) = (pending, pending_end);
+    }
+
+    /// Where a value is made that is no reshape.
+    fn home(&self, position: usize, value: ValueId) -> Home {
+        let part = &self.pieces[position];
+        match part.graph.output_gradients.iter().position(|&gradient| gradient == value) {
+            // The gradient of what goes out is that of what comes into the next piece.
+            Some(number) => match self.pieces.get(position + 1) {
+                Some(next) => self.home(position + 1, next.graph.origin(next.graph.input_gradients[number])),
+                None => Home::OutputGradient(number),
+            },
+            None => part.home(position, value),
+        }
     }
 
     fn parameter(&self, part: &Part<'_>, slot: crate::spec::SlotId) -> StageParameter {
-        self.parameters[self.positions[&part.piece.parameters[slot]]]
+        self.stage.parameters[self.stage.positions[&part.piece.parameters[slot]]]
     }
 
     fn forward(&self) -> Pass {
-        let mut pass = self.pass(true);
+        let mut pass = self.pass(program::Pass::F);
         let mut made: BTreeMap<Home, StorageId> = BTreeMap::new();
         // An output that nothing else claims is written where it goes out.
         for (number, &home) in self.outputs.iter().enumerate() {
@@ -185,8 +360,8 @@ impl<'a> Stage<'a> {
                 made.entry(home).or_insert_with(|| pass.fixed(Region::Output, place));
             }
         }
-        for (&home, &place) in &self.saved {
-            made.insert(home, pass.fixed(Region::Saved, place));
+        for (&home, &(region, place)) in &self.saved {
+            made.insert(home, pass.fixed(region, place));
         }
         for (number, &(_, place)) in self.input.iter().enumerate() {
             made.insert(Home::Input(number), pass.fixed(Region::Input, place));
@@ -194,7 +369,7 @@ impl<'a> Stage<'a> {
         for (position, part) in self.pieces.iter().enumerate() {
             for kernel in &part.graph.forward {
                 let operand = |pass: &mut Pass, value: ValueId| {
-                    let storage = match self.fixed(pass, part, value) {
+                    let storage = match self.fixed(pass, position, value) {
                         Some(storage) => storage,
                         None => {
                             let home = part.home(position, part.graph.origin(value));
@@ -219,41 +394,52 @@ impl<'a> Stage<'a> {
         pass
     }
 
-    fn backward(&self) -> Pass {
-        let mut pass = self.pass(false);
-        let mut kept: BTreeMap<Home, StorageId> = BTreeMap::new();
-        for (&home, &place) in &self.saved {
-            kept.insert(home, pass.fixed(Region::Saved, place));
+    /// A backward pass with the kernels that it takes: of each the product that it is a part of is asked for.
+    fn backward(&self, which: program::Pass, takes: impl Fn(Option<usize>) -> bool) -> Pass {
+        let mut pass = self.pass(which);
+        let mut places: BTreeMap<Home, StorageId> = BTreeMap::new();
+        for (&home, &(region, place)) in &self.saved {
+            places.insert(home, pass.fixed(region, place));
         }
         for (number, &(_, place)) in self.input.iter().enumerate() {
-            kept.insert(Home::Input(number), pass.fixed(Region::Input, place));
+            places.insert(Home::Input(number), pass.fixed(Region::Input, place));
         }
-        // The gradients of what goes out of a piece.
-        let mut incoming: Vec<StorageId> =
-            self.output.iter().map(|&(_, place)| pass.fixed(Region::OutputGradient, place)).collect();
+        for (number, &(_, place)) in self.output.iter().enumerate() {
+            places.insert(Home::OutputGradient(number), pass.fixed(Region::OutputGradient, place));
+        }
+        if which != program::Pass::BW {
+            for (&home, &place) in &self.pending {
+                places.insert(home, pass.fixed(Region::Pending, place));
+            }
+        }
+        let mut products = self.products().into_iter();
         for (position, part) in self.pieces.iter().enumerate().rev() {
-            let graph = part.graph;
-            let mut gradients: BTreeMap<ValueId, StorageId> =
-                graph.output_gradients.iter().copied().zip(incoming).collect();
-            for (_, kernel) in &graph.backward {
+            for (phase, kernel) in &part.graph.backward {
+                let product = weight_kernel(*phase, &kernel.op).and_then(|_| products.next());
+                if !takes(product) {
+                    continue;
+                }
                 let operand = |pass: &mut Pass, value: ValueId| {
-                    let origin = graph.origin(value);
-                    let storage = match self.fixed(pass, part, value) {
+                    let storage = match self.fixed(pass, position, value) {
                         Some(storage) => storage,
-                        None => match kept.get(&part.home(position, origin)) {
-                            Some(&storage) => storage,
-                            None => *gradients.entry(origin).or_insert_with(|| pass.temporary()),
-                        },
+                        None => {
+                            let home = self.home(position, part.graph.origin(value));
+                            *places.entry(home).or_insert_with(|| pass.temporary())
+                        }
                     };
-                    pass.tensor(storage, &graph.values[value].ty)
+                    pass.tensor(storage, &part.graph.values[value].ty)
                 };
                 append(&mut pass, kernel, part.sites, operand);
             }
-            incoming =
-                graph.input_gradients.iter().map(|gradient| gradients[&graph.origin(*gradient)]).collect();
+        }
+        if which == program::Pass::W {
+            return pass;
         }
         // The gradients of the input are made where they go out; what stands elsewhere already is copied.
-        for (&gradient, (ty, place)) in incoming.iter().zip(&self.input) {
+        let first = self.pieces.first().map_or(&[][..], |part| &part.graph.input_gradients);
+        for (&gradient, (ty, place)) in first.iter().zip(&self.input) {
+            let home = self.home(0, self.pieces[0].graph.origin(gradient));
+            let gradient = *places.entry(home).or_insert_with(|| pass.temporary());
             if !pass.fix(gradient, Region::InputGradient, *place) {
                 let to = pass.fixed(Region::InputGradient, *place);
                 let (from, to) = (pass.tensor(gradient, ty), pass.tensor(to, ty));
@@ -264,32 +450,94 @@ impl<'a> Stage<'a> {
     }
 
     /// The bytes of a value that lies outside of what the passes make; none for what they do.
-    fn fixed(&self, pass: &mut Pass, part: &Part<'_>, value: ValueId) -> Option<StorageId> {
-        let (region, place) = match part.graph.values[part.graph.origin(value)].kind {
+    fn fixed(&self, pass: &mut Pass, position: usize, value: ValueId) -> Option<StorageId> {
+        let part = &self.pieces[position];
+        let origin = part.graph.origin(value);
+        let (region, place) = match part.graph.values[origin].kind {
             Kind::Weight(slot) => (Region::Weights, self.parameter(part, slot).weight),
             Kind::WeightGradient(slot) => (Region::Gradients, self.parameter(part, slot).gradient),
             Kind::Tokens => (Region::Tokens, Bytes::ZERO),
             Kind::Targets => (Region::Targets, Bytes::ZERO),
             Kind::Loss => (Region::Loss, Bytes::ZERO),
+            Kind::Prefix | Kind::PrefixGradient => {
+                let prefixes = part.graph.prefix.iter();
+                let prefix = prefixes.copied().find(|prefix| prefix.value == origin || prefix.gradient == origin)?;
+                let place = self.states[prefix.slice].places[position][prefix.state];
+                match prefix.value == origin {
+                    true => (Region::Prefix(prefix.slice), place),
+                    false => (Region::PrefixGradient(prefix.slice), place),
+                }
+            }
+            Kind::StateGradient => {
+                let state = part.graph.state.iter().position(|state| state.gradient == Some(origin))?;
+                (Region::StateGradient, self.states[self.slice].places[position][state])
+            }
             Kind::Boundary | Kind::Computed | Kind::Reshaped(_) => return None,
         };
         Some(pass.fixed(region, place))
     }
 
-    fn pass(&self, saves: bool) -> Pass {
+    fn pass(&self, which: program::Pass) -> Pass {
         let end = |places: &[(TensorType, Bytes)]| {
             places.last().map(|(ty, place)| *place + ty.bytes()).unwrap_or_default()
         };
-        let sizes = BTreeMap::from([
-            (Region::Weights, self.weights),
-            (Region::Gradients, self.gradients),
+        let mut sizes = BTreeMap::from([
+            (Region::Weights, self.stage.weights),
+            (Region::Gradients, self.stage.gradients),
             (Region::Input, end(&self.input)),
             (Region::InputGradient, end(&self.input)),
             (Region::Saved, self.saved_end),
+            (Region::Held, self.held_end),
+            (Region::Pending, self.pending_end),
+            (Region::StateGradient, self.states[self.slice].end),
             (Region::Output, end(&self.output)),
             (Region::OutputGradient, end(&self.output)),
         ]);
-        Pass::new(sizes, saves)
+        for slice in self.prefix() {
+            sizes.insert(Region::Prefix(slice), self.states[slice].end);
+            sizes.insert(Region::PrefixGradient(slice), self.states[slice].end);
+        }
+        Pass::new(sizes, which)
+    }
+}
+
+/// What a kernel is in a pass over weights of its own.
+enum WeightKernel {
+    /// The product of a weight or the gradient of a table: the first kernel of a part of the pass.
+    Product,
+    /// The gradient of the bias that belongs to the product before.
+    Bias,
+}
+
+/// What a kernel is in a pass over weights of its own; none if it stands in the pass over inputs, where the gradients of
+/// norms and positions are, which are small.
+fn weight_kernel(phase: Phase, op: &Op) -> Option<WeightKernel> {
+    if phase == Phase::B {
+        return None;
+    }
+    match op {
+        Op::Matmul { .. } | Op::EmbeddingGrad => Some(WeightKernel::Product),
+        Op::SumRows => Some(WeightKernel::Bias),
+        Op::PositionsGrad { .. }
+        | Op::RmsNormGainGrad
+        | Op::LayerNormParamGrad
+        | Op::Embedding
+        | Op::Positions { .. }
+        | Op::RmsNorm { .. }
+        | Op::RmsNormGrad
+        | Op::LayerNorm { .. }
+        | Op::LayerNormGrad
+        | Op::Rope { .. }
+        | Op::Attention(_)
+        | Op::AttentionGrad(_)
+        | Op::Softmax
+        | Op::SoftmaxGrad
+        | Op::CrossEntropy { .. }
+        | Op::CrossEntropyGrad { .. }
+        | Op::Map { .. }
+        | Op::SumSquares
+        | Op::ClipFactor { .. }
+        | Op::AdamW { .. } => None,
     }
 }
 

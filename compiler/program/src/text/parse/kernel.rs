@@ -4,7 +4,7 @@ use super::cursor::{Cursor, Parsed};
 use super::shortened;
 use crate::id::ScalarId;
 use crate::kernel::{
-    AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, RopeScaling, UnaryOp,
+    AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, Part, RopeScaling, Seed, UnaryOp,
 };
 
 pub(super) fn parse(c: &mut Cursor<'_>) -> Parsed<Kernel> {
@@ -111,6 +111,7 @@ fn ignore(c: &mut Cursor<'_>) -> Parsed<Option<u32>> {
 
 fn rope(c: &mut Cursor<'_>) -> Parsed<Op> {
     let tokens = whole(c, "tokens")?;
+    let first = whole(c, "first")?;
     let head_dim = whole(c, "head_dim")?;
     let rotary = whole(c, "rotary")?;
     let base = real(c, "base")?;
@@ -127,7 +128,8 @@ fn rope(c: &mut Cursor<'_>) -> Parsed<Op> {
     } else {
         None
     };
-    Ok(Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse: c.eat_word("inverse") })
+    let inverse = c.eat_word("inverse");
+    Ok(Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse })
 }
 
 fn attention(c: &mut Cursor<'_>) -> Parsed<AttentionShape> {
@@ -153,7 +155,12 @@ fn attention(c: &mut Cursor<'_>) -> Parsed<AttentionShape> {
 
 /// ` { n0 = x0, n1 = sigmoid(n0), n2 = n0 * n1 } -> n2`
 fn map(c: &mut Cursor<'_>) -> Parsed<Op> {
-    let seed = if c.peek_word() == "seed" { Some(scalar(c, "seed")?) } else { None };
+    let seed = if c.peek_word() == "seed" {
+        let scalar = scalar(c, "seed")?;
+        Some(Seed { scalar, part: part(c)? })
+    } else {
+        None
+    };
     c.expect("{")?;
     let mut position = 0u32;
     let nodes = c.items("}", |c| {
@@ -175,6 +182,14 @@ fn map(c: &mut Cursor<'_>) -> Parsed<Op> {
         }
     }
     Ok(Op::Map { nodes, results, seed })
+}
+
+fn part(c: &mut Cursor<'_>) -> Parsed<Option<Part>> {
+    if c.peek_word() != "tokens" {
+        return Ok(None);
+    }
+    let (tokens, first) = (whole(c, "tokens")?, whole(c, "first")?);
+    Ok(Some(Part { tokens, first, whole: whole(c, "whole")? }))
 }
 
 fn node_number(c: &mut Cursor<'_>) -> Parsed<u32> {

@@ -37,8 +37,9 @@ fn print_attributes(w: &mut Writer, op: &Op) {
             whole(w, "first", *first);
         }
         Op::RmsNorm { eps } | Op::LayerNorm { eps } => real(w, "eps", *eps),
-        Op::Rope { tokens, head_dim, rotary, base, pairing, scaling, inverse } => {
+        Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse } => {
             whole(w, "tokens", *tokens);
+            whole(w, "first", *first);
             whole(w, "head_dim", *head_dim);
             whole(w, "rotary", *rotary);
             real(w, "base", *base);
@@ -62,7 +63,12 @@ fn print_attributes(w: &mut Writer, op: &Op) {
         }
         Op::Map { nodes, results, seed } => {
             if let Some(seed) = seed {
-                w.put(" seed=s").number(seed.0);
+                w.put(" seed=s").number(seed.scalar.0);
+                if let Some(part) = seed.part {
+                    whole(w, "tokens", part.tokens);
+                    whole(w, "first", part.first);
+                    whole(w, "whole", part.whole);
+                }
             }
             print_nodes(w, nodes);
             w.put(" -> ");
