@@ -223,7 +223,7 @@ fn refusal(change: fn(&mut Spec)) -> String {
                 diagnostic.code, diagnostic.message, diagnostic.labels[0].text
             )
         }
-        error @ LowerError::Deadlock(_) => error.to_string(),
+        error @ (LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_)) => error.to_string(),
     }
 }
 

@@ -53,7 +53,7 @@ pub(super) fn warm_up_then_alternate(
         awake.push(device);
         awake.extend(done.set(problem, Pass::F, unit).map(|stage| problem.device(stage)));
     }
-    Schedule { devices: devices.values_mut().map(|device| std::mem::take(&mut device.steps)).collect() }
+    Schedule { devices: devices.iter_mut().map(|(_, device)| std::mem::take(&mut device.steps)).collect() }
 }
 
 /// How far a device has come.

@@ -2,7 +2,7 @@
 
 use super::*;
 use pipec_program::id::Id;
-use pipec_program::{MicroBatch, Slice, StageId};
+use pipec_program::{MicroBatch, Pass, Slice, StageId, Unit};
 use proptest::prelude::*;
 
 fn uniform(devices: u32, chunks: u32, micro_batches: u32, slices: u32) -> Problem {
