@@ -76,7 +76,10 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
     let plan = plan(&spec, &graphs, &origins).unwrap_or_else(|errors| panic!("{errors:?}"));
     let stages = Stages::new(&spec.model, &graphs, &plan);
 
-    let (ordering, ordered) = timed(runs, || order(spec.pipeline.schedule, &plan));
+    let (ordering, ordered) = timed(runs, || {
+        let problem = plan.problem().unwrap_or_else(|error| panic!("{error}"));
+        order(spec.pipeline.schedule.into(), &problem).unwrap_or_else(|error| panic!("{error}"))
+    });
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));
     let program = lowered.unwrap_or_else(|error| panic!("{error}")).program;
     let instructions: usize = program.queues.values().map(|queue| queue.instructions.len()).sum();

@@ -3,9 +3,9 @@
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::{Arena, LowerError, Lowered, Stages, lower};
 use crate::plan::{Plan, plan};
-use crate::schedule::{self, Schedule, order};
+use crate::schedule::{self, Problem, Schedule, order};
 use crate::spec::{Origins, Spec};
-use pipe_grammar::diagnostic::Diagnostic;
+use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
 use pipec_program::{DeviceId, Program, Verified, Violations, verify};
@@ -16,6 +16,8 @@ use std::fmt;
 pub struct Compiled {
     /// The cut and its placement.
     pub plan: Plan,
+    /// What the order of passes is made for.
+    pub problem: Problem,
     /// The order of passes.
     pub schedule: Schedule,
     /// The program.
@@ -110,20 +112,31 @@ pub fn compile(
     observer.stage(Stage::Graphs(&graphs));
     let plan = plan(spec, &graphs, origins).map_err(Error::Diagnostics)?;
     observer.stage(Stage::Plan(&plan));
-    let schedule = order(spec.pipeline.schedule, &plan);
-    lawful("schedule", schedule::verify(&plan, &schedule))?;
+    let problem = plan.problem().map_err(|error| refused(&error, origins))?;
+    let schedule =
+        order(spec.pipeline.schedule.into(), &problem).map_err(|refusal| refused(&refusal, origins))?;
+    lawful("schedule", schedule::verify(&problem, &schedule))?;
     observer.stage(Stage::Schedule(&schedule));
     let stages = Stages::new(&spec.model, &graphs, &plan);
     observer.stage(Stage::Functions(&stages));
     let lowered = lower(spec, origins, &plan, &stages, &schedule, inputs).map_err(|error| match error {
         LowerError::Diagnostics(diagnostics) => Error::Diagnostics(diagnostics),
-        LowerError::Deadlock(_) => Error::Internal(error.to_string()),
+        LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_) => {
+            Error::Internal(error.to_string())
+        }
     })?;
     observer.stage(Stage::Lowered(&lowered));
     let Lowered { program, arenas } = lowered;
     let program = proved(program)?;
     observer.stage(Stage::Program(&program));
-    Ok(Compiled { plan, schedule, program, arenas })
+    Ok(Compiled { plan, problem, schedule, program, arenas })
+}
+
+/// A schedule that is not made for a pipeline like this.
+fn refused(reason: &dyn fmt::Display, origins: &Origins) -> Error {
+    let origin = origins.schedule;
+    let error = Diagnostic::error(origin.source, Code::Conflict, "the schedule does not fit the pipeline");
+    Error::Diagnostics(vec![error.at(origin.span, reason.to_string())])
 }
 
 /// The most violations that an internal error lists.

@@ -43,7 +43,7 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     let mut text = match arguments.emit {
         Emit::Ast | Emit::Spec | Emit::Graph => stages.graphs,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
-        Emit::Schedule => schedule::print(&compiled.plan, &compiled.schedule),
+        Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
         Emit::ScheduleJson => show::schedule_json(&compiled.plan, &compiled.schedule),
         Emit::Program => text::print(&compiled.program),
         Emit::Timeline => {

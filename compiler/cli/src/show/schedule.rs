@@ -3,7 +3,7 @@
 
 use pipec_compiler::plan::Plan;
 use pipec_compiler::schedule::Schedule;
-use pipec_program::StageId;
+use pipec_program::{Pass, StageId, Unit};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -35,11 +35,10 @@ pub fn schedule_json(plan: &Plan, schedule: &Schedule) -> String {
         |stages: &[StageId], stage: StageId| stages.iter().position(|each| *each == stage).unwrap_or(0);
     let ops = schedule.devices.iter().map(|(device, steps)| {
         let stages = plan.devices.get(device).map_or(&[][..], Vec::as_slice);
-        let op = |step: &pipec_compiler::schedule::Step| {
-            let unit = step.unit;
-            (step.pass.name(), unit.micro_batch.0, unit.slice.0, chunk(stages, unit.stage))
+        let op = |(pass, unit): (Pass, Unit)| {
+            (pass.name(), unit.micro_batch.0, unit.slice.0, chunk(stages, unit.stage))
         };
-        steps.iter().map(op).collect()
+        steps.iter().flat_map(|step| step.passes()).map(op).collect()
     });
     let view = ScheduleView {
         devices: plan.devices.len(),

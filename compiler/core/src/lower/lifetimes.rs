@@ -13,7 +13,7 @@ use super::functions::{Region, StageFunction};
 use super::pack::{Span, live};
 use super::stages::Stages;
 use crate::plan::Plan;
-use crate::schedule::{Execution, Schedule};
+use crate::schedule::{Execution, Schedule, Step};
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, Category, ChannelId, DeviceId, Pass, StageId, Unit};
 
@@ -109,9 +109,9 @@ pub(super) fn lifetimes(
         streams: IdVec::new(),
     };
     for (device, steps) in schedule.devices.iter() {
-        for step in steps {
-            if step.pass == Pass::F {
-                hold_unit(plan, stages, &passes, &mut held, device, step.unit);
+        for (pass, unit) in steps.iter().flat_map(|step| step.passes()) {
+            if pass == Pass::F {
+                hold_unit(plan, stages, &passes, &mut held, device, unit);
             }
         }
     }
@@ -145,12 +145,14 @@ impl Passes {
         let mut passes = Self { forward: vec![0; plan.units()], backward: vec![0; plan.units()] };
         for steps in schedule.devices.values() {
             for (position, step) in (0..).zip(steps) {
-                let unit = plan.unit_index(step.unit);
-                match step.pass {
-                    Pass::F => passes.forward[unit] = position,
-                    Pass::B | Pass::BW => passes.backward[unit] = position,
-                    // Weight gradients and recomputation make no messages.
-                    Pass::W | Pass::R => {}
+                for (pass, unit) in step.passes() {
+                    let unit = plan.unit_index(unit);
+                    match pass {
+                        Pass::F => passes.forward[unit] = position,
+                        Pass::B | Pass::BW => passes.backward[unit] = position,
+                        // Weight gradients and recomputation make no messages.
+                        Pass::W | Pass::R => {}
+                    }
                 }
             }
         }
@@ -170,17 +172,18 @@ fn streams(plan: &Plan, schedule: &Schedule, passes: &Passes) -> IdVec<ChannelId
         }
     }
     for steps in schedule.devices.values() {
-        for (made, step) in (0..).zip(steps) {
-            let (channel, taker) = match step.pass {
-                Pass::F => (ids[step.unit.stage][0], &passes.forward),
-                Pass::B | Pass::BW => (ids[step.unit.stage][1], &passes.backward),
+        let passes_of =
+            |(made, step): (u32, &Step)| step.passes().map(move |(pass, unit)| (made, pass, unit));
+        for (made, pass, unit) in (0..).zip(steps).flat_map(passes_of) {
+            let (channel, taker) = match pass {
+                Pass::F => (ids[unit.stage][0], &passes.forward),
+                Pass::B | Pass::BW => (ids[unit.stage][1], &passes.backward),
                 Pass::W | Pass::R => continue,
             };
             let Some(channel) = channel else { continue };
-            let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..step.unit })];
+            let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..unit })];
             let (sent, received) = (0, 0);
-            let message =
-                Message { unit: step.unit, pass: step.pass, sent, received, made, taken, receive: taken };
+            let message = Message { unit, pass, sent, received, made, taken, receive: taken };
             streams[channel].messages.push(message);
         }
     }

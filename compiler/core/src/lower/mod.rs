@@ -25,7 +25,7 @@ pub use stages::Stages;
 
 use crate::graph::accumulator_type;
 use crate::plan::Plan;
-use crate::schedule::{Deadlock, Schedule, execute};
+use crate::schedule::{Deadlock, ProblemError, Schedule, Step, execute};
 use crate::spec::{Origins, Spec};
 use arena::{Buffers, Needs, part};
 
@@ -58,6 +58,10 @@ pub enum LowerError {
     Diagnostics(Vec<Diagnostic>),
     /// The schedule cannot be executed: a bug of its policy.
     Deadlock(Deadlock),
+    /// A step that has no instructions yet.
+    Step(Step),
+    /// The plan is of no pipeline.
+    Problem(ProblemError),
 }
 
 impl fmt::Display for LowerError {
@@ -74,11 +78,21 @@ impl fmt::Display for LowerError {
             Self::Deadlock(Deadlock { waiting }) => {
                 write!(f, "the schedule deadlocks: {} devices wait", waiting.len())
             }
+            Self::Step(step) => write!(f, "{step} cannot be lowered"),
+            Self::Problem(error) => error.fmt(f),
         }
     }
 }
 
 impl std::error::Error for LowerError {}
+
+/// Whether a step is one that this module writes instructions for.
+fn is_lowered(step: Step) -> bool {
+    match step {
+        Step::Pass(pass, _) => matches!(pass, Pass::F | Pass::BW),
+        Step::Product(..) | Step::Pair { .. } => false,
+    }
+}
 
 /// Writes the program of a schedule. `inputs` is the hash of what it is made from, which the program carries.
 ///
@@ -92,15 +106,12 @@ pub fn lower(
     schedule: &Schedule,
     inputs: &str,
 ) -> Result<Lowered, LowerError> {
-    // A pass that takes no time would let a message arrive before it is made.
-    let duration = |step: crate::schedule::Step| {
-        let stage = &plan.stages[step.unit.stage];
-        match step.pass {
-            Pass::F => stage.forward.0.max(1),
-            Pass::B | Pass::W | Pass::BW | Pass::R => stage.backward.0.max(1),
-        }
-    };
-    let execution = execute(plan, schedule, duration).map_err(LowerError::Deadlock)?;
+    if let Some(&step) = schedule.devices.values().flatten().find(|step| !is_lowered(**step)) {
+        return Err(LowerError::Step(step));
+    }
+    let problem = plan.problem().map_err(LowerError::Problem)?;
+    let execution =
+        execute(&problem, schedule, |step| problem.duration(step)).map_err(LowerError::Deadlock)?;
     let parameters = spec.model.parameters.len();
     let functions = FunctionTable::new(&spec.train, plan, stages, parameters);
     let (mut wires, devices) = Wires::new(&spec.cluster, plan.devices.len());

@@ -7,7 +7,7 @@ use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
 use super::table::FunctionTable;
 use crate::plan::Plan;
-use crate::schedule::{Schedule, Step};
+use crate::schedule::Schedule;
 use pipec_program::id::IdVec;
 use pipec_program::{
     Argument, Bytes, ChannelId, DeviceId, FunctionId, GroupId, Instruction, Pass, Position, QueueKind,
@@ -44,7 +44,9 @@ pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queu
     emission.clear();
     for (position, &step) in (0..).zip(&context.schedule.devices[device]) {
         emission.receive(position);
-        emission.pass(step);
+        for (pass, unit) in step.passes() {
+            emission.pass(pass, unit);
+        }
     }
     emission.reduce_ties();
     emission.clip();
@@ -155,9 +157,8 @@ impl<'a> Emission<'a> {
     }
 
     /// Runs a pass once its messages are there, and sends what it makes.
-    fn pass(&mut self, step: Step) {
+    fn pass(&mut self, pass: Pass, unit: Unit) {
         let Context { plan, stages, functions, lifetimes, .. } = self.context;
-        let Step { pass, unit } = step;
         let held = lifetimes.units[plan.unit_index(unit)];
         let shape = stages.shape[unit.stage];
         let (function, id, reads, writes, made) = match pass {

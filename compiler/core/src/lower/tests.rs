@@ -66,8 +66,9 @@ fn lowered(spec: &Spec) -> Lowered {
     let graphs = crate::graph::graphs(&spec.model, &spec.train);
     let plan = plan(spec, &graphs, &Origins::default()).unwrap();
     let stages = Stages::new(&spec.model, &graphs, &plan);
-    let schedule = order(spec.pipeline.schedule, &plan);
-    assert_eq!(crate::schedule::verify(&plan, &schedule), []);
+    let problem = plan.problem().unwrap();
+    let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
+    assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
 }
 
@@ -211,7 +212,8 @@ fn refusal(change: fn(&mut Spec)) -> String {
     let graphs = crate::graph::graphs(&spec.model, &spec.train);
     let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
     let stages = Stages::new(&spec.model, &graphs, &plan);
-    let schedule = order(spec.pipeline.schedule, &plan);
+    let problem = plan.problem().unwrap();
+    let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
         LowerError::Diagnostics(diagnostics) => {
             let diagnostic = &diagnostics[0];
@@ -221,7 +223,7 @@ fn refusal(change: fn(&mut Spec)) -> String {
                 diagnostic.code, diagnostic.message, diagnostic.labels[0].text
             )
         }
-        error @ LowerError::Deadlock(_) => error.to_string(),
+        error @ (LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_)) => error.to_string(),
     }
 }
 

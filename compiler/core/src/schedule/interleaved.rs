@@ -2,17 +2,19 @@
 //! Megatron-LM).
 //!
 //! The bubble shrinks v times against 1F1B. The warm-up of `(v - 1) group + 2 (p - 1 - r)` forward passes gives every
-//! message one pass of time to arrive, at the price of `p - 1` more units kept on the first device than the least.
+//! message one pass of time to arrive, at the price of `p - 1` more units kept on the first device than the least; the
+//! first device keeps `(v - 1) group + 2 p - 1` units.
 
-use super::{Schedule, rounds};
-use crate::plan::Plan;
+use super::{Problem, Refusal, Schedule, require, rounds};
+use pipec_program::Pass;
 
 /// Device r starts with `(v - 1) group + 2 (p - 1 - r)` forward passes. The last round is as short as the remainder;
-/// where n is below `group`, there is one round of n.
-pub(super) fn order(plan: &Plan, group: u32) -> Schedule {
-    let p = plan.devices.len();
-    let group = group.clamp(1, plan.micro_batches.max(1));
-    let chunks = plan.devices.values().map(Vec::len).max().unwrap_or(0);
-    let fill = chunks.saturating_sub(1) * group as usize * plan.slices as usize;
-    rounds::warm_up_then_alternate(plan, group, |rank, _| fill + 2 * (p - 1 - rank))
+/// where n is below `group`, there is one round of n. Without a group, rounds have p micro-batches.
+pub(super) fn order(problem: &Problem, group: Option<u32>) -> Result<Schedule, Refusal> {
+    require::loop_of_one_copy(problem)?;
+    require::slices(problem, 1)?;
+    let p = problem.devices().len();
+    let group = group.unwrap_or(p as u32).clamp(1, problem.micro_batches());
+    let fill = (problem.chunks() as usize - 1) * group as usize;
+    Ok(rounds::warm_up_then_alternate(problem, group, Pass::BW, |rank, _| fill + 2 * (p - 1 - rank)))
 }

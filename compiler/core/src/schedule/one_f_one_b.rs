@@ -3,11 +3,14 @@
 //!
 //! Device r of p keeps at most `p - r` micro-batches, and the makespan is GPipe's.
 
-use super::{Schedule, rounds};
-use crate::plan::Plan;
+use super::{Problem, Refusal, Schedule, require, rounds};
+use pipec_program::Pass;
 
 /// Device r starts with `p - 1 - r` forward passes.
-pub(super) fn order(plan: &Plan) -> Schedule {
-    let p = plan.devices.len();
-    rounds::warm_up_then_alternate(plan, 1, |rank, _| p - 1 - rank)
+pub(super) fn order(problem: &Problem) -> Result<Schedule, Refusal> {
+    require::loop_of_one_copy(problem)?;
+    require::chunks(problem, 1)?;
+    require::slices(problem, 1)?;
+    let p = problem.devices().len();
+    Ok(rounds::warm_up_then_alternate(problem, 1, Pass::BW, |rank, _| p - 1 - rank))
 }

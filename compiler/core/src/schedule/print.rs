@@ -1,19 +1,17 @@
 //! A schedule as a grid of text: devices down, steps across.
 
-use super::{Schedule, Step, execute};
-use crate::plan::Plan;
+use super::{Problem, Schedule, Step, execute};
 use pipec_program::id::Id;
+use pipec_program::{DeviceId, Pass, Unit};
 use std::fmt::Write;
 
-/// The grid of a schedule in which every pass takes one step and messages none: `F2.3` is the forward pass of stage 2
-/// for micro-batch 3, `.` an idle step; with slices, `F2.3.0`. A schedule that deadlocks is printed without idle steps.
-pub fn print(plan: &Plan, schedule: &Schedule) -> String {
-    let execution = execute(plan, schedule, |_| 1).ok();
-    let cell = |step: &Step| {
-        let unit = step.unit;
-        let slice = if plan.slices > 1 { format!(".{}", unit.slice.0) } else { String::new() };
-        format!("{}{}.{}{slice}", step.pass.name(), unit.stage.0, unit.micro_batch.0)
-    };
+/// The grid of a schedule in which every step takes one cell and messages none: `F2.3` is the forward pass of stage 2
+/// for micro-batch 3, `W2.3/1` its GEMM 1, `F2.4+B2.3` a pair, `.` an idle cell; with slices, `F2.3.0`. A schedule that
+/// deadlocks is printed without idle cells.
+pub fn print(problem: &Problem, schedule: &Schedule) -> String {
+    let mut instant = problem.clone();
+    instant.delay = 0;
+    let execution = execute(&instant, schedule, |_| 1).ok();
     let rows: Vec<Vec<String>> = schedule
         .devices
         .iter()
@@ -23,7 +21,7 @@ pub fn print(plan: &Plan, schedule: &Schedule) -> String {
                 let start =
                     execution.as_ref().map(|execution| execution.devices[device][position].0 as usize);
                 row.resize(start.unwrap_or(position), ".".to_owned());
-                row.push(cell(step));
+                row.push(cell(*step, problem.slices() > 1));
             }
             row
         })
@@ -31,7 +29,7 @@ pub fn print(plan: &Plan, schedule: &Schedule) -> String {
     let width = rows.iter().flatten().map(String::len).max().unwrap_or(0);
     let mut text = String::new();
     for (device, row) in rows.iter().enumerate() {
-        let mut line = format!("{:<4}", pipec_program::DeviceId::new(device).to_string());
+        let mut line = format!("{:<4}", DeviceId::new(device).to_string());
         for cell in row {
             write!(line, " {cell:<width$}").expect("text takes all writes");
         }
@@ -39,4 +37,18 @@ pub fn print(plan: &Plan, schedule: &Schedule) -> String {
         text.push('\n');
     }
     text
+}
+
+fn cell(step: Step, sliced: bool) -> String {
+    let unit = |pass: Pass, unit: Unit| {
+        let slice = if sliced { format!(".{}", unit.slice.0) } else { String::new() };
+        format!("{}{}.{}{slice}", pass.name(), unit.stage.0, unit.micro_batch.0)
+    };
+    match step {
+        Step::Pass(pass, of) => unit(pass, of),
+        Step::Product(of, part) => format!("{}/{part}", unit(Pass::W, of)),
+        Step::Pair { forward, backward, pass } => {
+            format!("{}+{}", unit(Pass::F, forward), unit(pass, backward))
+        }
+    }
 }

@@ -1,21 +1,20 @@
 //! What every schedule must obey, whatever made it.
 
-use super::{Deadlock, Schedule, Step, execute};
-use crate::plan::Plan;
-use pipec_program::{DeviceId, MicroBatch, Pass, Slice, Unit};
+use super::{Deadlock, Problem, Schedule, Step, execute};
+use pipec_program::{DeviceId, Pass, Slice, Unit};
 use std::fmt;
 
 /// A law that a schedule breaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// The schedule and the plan speak of different numbers of devices.
+    /// The schedule and the problem speak of different numbers of devices.
     Devices {
-        /// Devices of the plan.
-        plan: usize,
+        /// Devices of the problem.
+        problem: usize,
         /// Devices of the schedule.
         schedule: usize,
     },
-    /// A unit that the plan does not have.
+    /// A unit or a part that the problem does not have, or a pair of no forward and backward pass.
     NoSuchUnit(DeviceId, Step),
     /// A pass on a device that does not hold its stage.
     Misplaced(DeviceId, Step),
@@ -32,10 +31,10 @@ pub enum Violation {
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Devices { plan, schedule } => {
-                write!(f, "{schedule} devices are ordered, the plan has {plan}")
+            Self::Devices { problem, schedule } => {
+                write!(f, "{schedule} devices are ordered, the problem has {problem}")
             }
-            Self::NoSuchUnit(device, step) => write!(f, "{step} on {device} is of no unit of the plan"),
+            Self::NoSuchUnit(device, step) => write!(f, "{step} on {device} is of no unit of the problem"),
             Self::Misplaced(device, step) => {
                 write!(f, "{step} stands on {device}, which does not hold its stage")
             }
@@ -57,94 +56,146 @@ impl fmt::Display for Violation {
 
 /// Everything that is wrong with a schedule: a unit without its passes or with too many, a pass on the wrong device, a
 /// wrong order of slices, and, if all that is well, a deadlock of the in-order execution.
-pub fn verify(plan: &Plan, schedule: &Schedule) -> Vec<Violation> {
-    if plan.devices.len() != schedule.devices.len() {
-        return vec![Violation::Devices { plan: plan.devices.len(), schedule: schedule.devices.len() }];
+pub fn verify(problem: &Problem, schedule: &Schedule) -> Vec<Violation> {
+    if problem.devices().len() != schedule.devices.len() {
+        return vec![Violation::Devices {
+            problem: problem.devices().len(),
+            schedule: schedule.devices.len(),
+        }];
     }
     let mut violations = Vec::new();
-    let mut seen = vec![Seen::default(); plan.units()];
+    let mut seen = Seen::new(problem);
     for (device, steps) in schedule.devices.iter() {
         for &step in steps {
-            let Unit { stage, micro_batch, slice } = step.unit;
-            let known = plan
-                .stages
-                .get(stage)
-                .filter(|_| micro_batch.0 < plan.micro_batches && slice.0 < plan.slices);
-            let Some(known) = known else {
+            if !known(problem, step) {
                 violations.push(Violation::NoSuchUnit(device, step));
                 continue;
-            };
-            if known.device != device {
+            }
+            if step.passes().any(|(_, unit)| problem.device(unit.stage) != device) {
                 violations.push(Violation::Misplaced(device, step));
             }
-            if !seen[plan.unit_index(step.unit)].take(step.pass) {
+            if !seen.take(step) {
                 violations.push(Violation::Repeated(device, step));
             }
-            let ordered = |slice: Option<u32>, pass: fn(&Seen) -> bool| {
-                slice.is_none_or(|slice| {
-                    slice >= plan.slices
-                        || pass(&seen[plan.unit_index(Unit { slice: Slice(slice), ..step.unit })])
-                })
-            };
-            let in_order = match step.pass {
-                Pass::F => ordered(slice.0.checked_sub(1), |seen| seen.forward),
-                Pass::B | Pass::BW => ordered(Some(slice.0 + 1), |seen| seen.input),
-                // Weight gradients and recomputations need only their own unit.
-                Pass::W | Pass::R => true,
-            };
-            if !in_order {
+            if !step.passes().all(|(pass, unit)| seen.in_order(pass, unit)) {
                 violations.push(Violation::SliceOrder(device, step));
             }
         }
     }
-    for stage in plan.stages.ids() {
-        for micro_batch in (0..plan.micro_batches).map(MicroBatch) {
-            for slice in (0..plan.slices).map(Slice) {
-                missing(&seen, plan, Unit { stage, micro_batch, slice }, &mut violations);
+    for stage in problem.stages() {
+        for micro_batch in problem.micro_batches_of(stage) {
+            for slice in (0..problem.slices()).map(Slice) {
+                seen.missing(Unit { stage, micro_batch, slice }, &mut violations);
             }
         }
     }
     if violations.is_empty()
-        && let Err(deadlock) = execute(plan, schedule, |_| 1)
+        && let Err(deadlock) = execute(problem, schedule, |_| 1)
     {
         violations.push(Violation::Deadlock(deadlock));
     }
     violations
 }
 
-fn missing(seen: &[Seen], plan: &Plan, unit: Unit, violations: &mut Vec<Violation>) {
-    let Seen { forward, input, weight } = seen[plan.unit_index(unit)];
-    let mut add = |pass| violations.push(Violation::Missing(Step { pass, unit }));
-    if !forward {
-        add(Pass::F);
-    }
-    match (input, weight) {
-        (true, true) => {}
-        (true, false) => add(Pass::W),
-        (false, true) => add(Pass::B),
-        (false, false) => add(Pass::BW),
-    }
+/// Whether a step is of units of the problem and, if it is a pair, of a forward and a backward pass.
+fn known(problem: &Problem, step: Step) -> bool {
+    let shaped = match step {
+        Step::Pass(..) => true,
+        Step::Product(_, part) => part < problem.weight_parts,
+        Step::Pair { forward: _, backward: _, pass } => matches!(pass, Pass::B | Pass::BW),
+    };
+    shaped && step.passes().all(|(_, unit)| problem.has(unit))
 }
 
-/// Which gradients and values of a unit were made.
+/// What was made of every unit so far.
+struct Seen<'a> {
+    problem: &'a Problem,
+    units: Vec<Made>,
+    /// Products by unit and part, once there is one.
+    products: Vec<bool>,
+}
+
 #[derive(Clone, Copy, Default)]
-struct Seen {
+struct Made {
     forward: bool,
+    recompute: bool,
     input: bool,
+    /// The whole weight gradient at once.
     weight: bool,
+    /// How many products of it.
+    products: u16,
 }
 
-impl Seen {
-    /// Notes a pass; false if it was there already.
-    fn take(&mut self, pass: Pass) -> bool {
-        let mut first = |of: fn(&mut Seen) -> &mut bool| !std::mem::replace(of(self), true);
+impl<'a> Seen<'a> {
+    fn new(problem: &'a Problem) -> Self {
+        Self { problem, units: vec![Made::default(); problem.units()], products: Vec::new() }
+    }
+
+    /// Notes a step; false if something of it was there already.
+    fn take(&mut self, step: Step) -> bool {
+        match step {
+            Step::Product(unit, part) => self.product(unit, part),
+            Step::Pass(..) | Step::Pair { .. } => {
+                step.passes().fold(true, |new, (pass, unit)| new & self.pass(pass, unit))
+            }
+        }
+    }
+
+    fn pass(&mut self, pass: Pass, unit: Unit) -> bool {
+        let made = &mut self.units[self.problem.unit_index(unit)];
+        let mut first = |of: fn(&mut Made) -> &mut bool| !std::mem::replace(of(made), true);
         match pass {
-            Pass::F => first(|seen| &mut seen.forward),
-            Pass::B => first(|seen| &mut seen.input),
-            Pass::W => first(|seen| &mut seen.weight),
-            Pass::BW => first(|seen| &mut seen.input) & first(|seen| &mut seen.weight),
-            // A unit may be recomputed as often as memory asks for.
-            Pass::R => true,
+            Pass::F => first(|made| &mut made.forward),
+            Pass::B => first(|made| &mut made.input),
+            Pass::R => first(|made| &mut made.recompute),
+            Pass::W => first(|made| &mut made.weight) && made.products == 0,
+            Pass::BW => first(|made| &mut made.input) & first(|made| &mut made.weight) && made.products == 0,
+        }
+    }
+
+    fn product(&mut self, unit: Unit, part: u16) -> bool {
+        let parts = usize::from(self.problem.weight_parts);
+        self.products.resize(self.problem.units() * parts, false);
+        let index = self.problem.unit_index(unit);
+        let first = !std::mem::replace(&mut self.products[index * parts + usize::from(part)], true);
+        let made = &mut self.units[index];
+        made.products += u16::from(first);
+        first && !made.weight
+    }
+
+    /// Whether the slice that must stand before a pass was there.
+    fn in_order(&self, pass: Pass, unit: Unit) -> bool {
+        let made = |slice: Option<u32>, of: fn(&Made) -> bool| {
+            let slice = slice.filter(|&slice| slice < self.problem.slices()).map(Slice);
+            slice.is_none_or(|slice| of(&self.units[self.problem.unit_index(Unit { slice, ..unit })]))
+        };
+        match pass {
+            Pass::F => made(unit.slice.0.checked_sub(1), |made| made.forward),
+            Pass::B | Pass::BW => made(unit.slice.0.checked_add(1), |made| made.input),
+            // Weight gradients and recomputations need only their own unit.
+            Pass::W | Pass::R => true,
+        }
+    }
+
+    fn missing(&self, unit: Unit, violations: &mut Vec<Violation>) {
+        let index = self.problem.unit_index(unit);
+        let Made { forward, recompute: _, input, weight, products } = self.units[index];
+        let mut add = |step| violations.push(Violation::Missing(step));
+        if !forward {
+            add(Step::Pass(Pass::F, unit));
+        }
+        let parts = self.problem.weight_parts;
+        let whole = weight || products == parts;
+        match (input, whole) {
+            (true, true) => {}
+            (true, false) if products > 0 => {
+                let start = index * usize::from(parts);
+                let of_unit = (0..parts).zip(&self.products[start..start + usize::from(parts)]);
+                of_unit.filter(|(_, made)| !**made).for_each(|(part, _)| add(Step::Product(unit, part)));
+            }
+            (true, false) => add(Step::Pass(Pass::W, unit)),
+            (false, true) => add(Step::Pass(Pass::B, unit)),
+            (false, false) => add(Step::Pass(Pass::BW, unit)),
         }
     }
 }

@@ -1,0 +1,360 @@
+//! What a schedule is made for: devices, stages, units, times and memory, and no model.
+//!
+//! A [`Problem`] holds C copies of a pipeline of G stages; stage g of copy k has the id `k G + g`, and micro-batch m runs
+//! on copy `m mod C`. All numbers are integers of some unit of time and of memory, so that orders never depend on
+//! rounding. Every stage stands on one device.
+
+use super::Step;
+use pipec_program::id::{Id, IdVec};
+use pipec_program::{DeviceId, MicroBatch, Pass, Slice, StageId, Unit};
+use std::fmt;
+
+/// What a schedule is made for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    copies: u32,
+    micro_batches: u32,
+    slices: u32,
+    devices: IdVec<DeviceId, Vec<StageId>>,
+    place: IdVec<StageId, DeviceId>,
+    /// By stage, then slice.
+    costs: Vec<Cost>,
+    /// GEMMs of the weight gradients of a unit, at least 1.
+    pub weight_parts: u16,
+    /// The time of a message between devices.
+    pub delay: u64,
+    /// The most memory of each device, in the unit of [`Cost`]; no limit without it.
+    pub caps: Option<IdVec<DeviceId, u64>>,
+}
+
+/// Times and memory of a unit, by stage and slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// The time of F.
+    pub forward: u64,
+    /// The time of B.
+    pub input: u64,
+    /// The time of W, all its GEMMs together.
+    pub weight: u64,
+    /// The time of BW.
+    pub backward: u64,
+    /// The time of R.
+    pub recompute: u64,
+    /// The time of a pair whose half BW is of this unit; with B instead, `weight` less.
+    pub pair: u64,
+    /// Activations, from the start of F to the end of the backward passes.
+    pub activations: u64,
+    /// The part of the activations that the end of B frees; W frees the rest.
+    pub released: u64,
+    /// What B makes for W, from the start of B to the end of W.
+    pub gradients: u64,
+    /// The accumulator of the gradients of keys and values of this slice: from the start of the backward pass of the
+    /// last slice to the end of that of this slice. The last slice needs none.
+    pub prefix: u64,
+    /// What F keeps of a unit that is recomputed; R makes the activations.
+    pub checkpoint: u64,
+}
+
+impl Cost {
+    /// F, B, W and R take one unit of time, BW two, a pair three; activations take one unit of memory and all else none.
+    pub const UNIT: Self = Self {
+        forward: 1,
+        input: 1,
+        weight: 1,
+        backward: 2,
+        recompute: 1,
+        pair: 3,
+        activations: 1,
+        released: 0,
+        gradients: 0,
+        prefix: 0,
+        checkpoint: 0,
+    };
+}
+
+/// Where the stages of a uniform problem stand. `p` devices of `v` chunks each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Placement {
+    /// Stage g on device `g mod p`.
+    Loop,
+    /// As a loop that turns round after every `p` stages: chunk c of device r is stage `c p + r`, for odd c
+    /// `c p + p - 1 - r`.
+    Zigzag,
+    /// Two copies of a loop, the second on the devices in reverse order.
+    Bidirectional,
+}
+
+/// Why there is no such problem.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemError {
+    /// A number that must not be 0.
+    Zero(&'static str),
+    /// A stage on two devices, or twice on one.
+    PlacedTwice(StageId),
+    /// A stage on no device.
+    NotPlaced(StageId),
+    /// A number of stages that the copies do not share evenly.
+    Copies {
+        /// Stages.
+        stages: usize,
+        /// Copies.
+        copies: u32,
+    },
+    /// A table of another size than one entry for each stage and slice.
+    Costs {
+        /// Entries that there must be.
+        expected: usize,
+        /// Entries that there are.
+        found: usize,
+    },
+    /// More units than a table holds.
+    TooLarge,
+}
+
+impl fmt::Display for ProblemError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Zero(what) => write!(f, "a pipeline needs at least 1 {what}"),
+            Self::PlacedTwice(stage) => write!(f, "{stage} is placed twice"),
+            Self::NotPlaced(stage) => write!(f, "{stage} is placed on no device"),
+            Self::Copies { stages, copies } => {
+                write!(f, "{copies} copies cannot share {stages} stages evenly")
+            }
+            Self::Costs { expected, found } => {
+                write!(f, "{found} costs for {expected} units of a micro-batch")
+            }
+            Self::TooLarge => write!(f, "more than {MOST_UNITS} units"),
+        }
+    }
+}
+
+impl std::error::Error for ProblemError {}
+
+/// The most units of a problem: tables of them must fit the memory of a compiler host.
+const MOST_UNITS: u64 = 1 << 28;
+
+impl Problem {
+    /// A problem with stages placed as `devices` say, the chunks of each device in their order.
+    ///
+    /// # Errors
+    /// Sizes of 0, a stage that is not placed exactly once, copies of unequal size, costs for another number of units
+    /// than stages times slices.
+    pub fn new(
+        copies: u32,
+        devices: IdVec<DeviceId, Vec<StageId>>,
+        micro_batches: u32,
+        slices: u32,
+        costs: Vec<Cost>,
+    ) -> Result<Self, ProblemError> {
+        let stages: usize = devices.values().map(Vec::len).sum();
+        let sizes = [
+            (copies as usize, "copy"),
+            (devices.len(), "device"),
+            (stages, "stage"),
+            (micro_batches as usize, "micro-batch"),
+            (slices as usize, "slice"),
+        ];
+        if let Some(&(_, what)) = sizes.iter().find(|&&(size, _)| size == 0) {
+            return Err(ProblemError::Zero(what));
+        }
+        if !stages.is_multiple_of(copies as usize) {
+            return Err(ProblemError::Copies { stages, copies });
+        }
+        let units =
+            (stages as u64).saturating_mul(u64::from(micro_batches)).saturating_mul(u64::from(slices));
+        if units > MOST_UNITS {
+            return Err(ProblemError::TooLarge);
+        }
+        let expected = stages * slices as usize;
+        if costs.len() != expected {
+            return Err(ProblemError::Costs { expected, found: costs.len() });
+        }
+        let mut place = vec![None; stages];
+        for (device, chunks) in devices.iter() {
+            for &stage in chunks {
+                match place.get_mut(stage.index()) {
+                    Some(place @ None) => *place = Some(device),
+                    Some(Some(_)) => return Err(ProblemError::PlacedTwice(stage)),
+                    // A stage beyond the last leaves another one without a place.
+                    None => {}
+                }
+            }
+        }
+        let place: Option<Vec<DeviceId>> = place.iter().copied().collect();
+        let Some(place) = place else {
+            let missing = (0..stages)
+                .map(StageId::new)
+                .find(|stage| devices.values().all(|chunks| !chunks.contains(stage)));
+            return Err(ProblemError::NotPlaced(missing.unwrap_or(StageId(0))));
+        };
+        let place = IdVec::from(place);
+        Ok(Self {
+            copies,
+            micro_batches,
+            slices,
+            devices,
+            place,
+            costs,
+            weight_parts: 1,
+            delay: 0,
+            caps: None,
+        })
+    }
+
+    /// A problem of equal stages with unit costs: `chunks` stages of each copy on each device.
+    ///
+    /// # Errors
+    /// Sizes of 0 or beyond what tables hold.
+    pub fn uniform(
+        placement: Placement,
+        devices: u32,
+        chunks: u32,
+        micro_batches: u32,
+        slices: u32,
+    ) -> Result<Self, ProblemError> {
+        let most = u64::from(devices).saturating_mul(u64::from(chunks)).saturating_mul(2 * u64::from(slices));
+        if most > MOST_UNITS {
+            return Err(ProblemError::TooLarge);
+        }
+        let copies = match placement {
+            Placement::Loop | Placement::Zigzag => 1,
+            Placement::Bidirectional => 2,
+        };
+        let stage = |device: u32, chunk: u32| {
+            let backwards = match placement {
+                Placement::Loop => false,
+                Placement::Zigzag => chunk % 2 == 1,
+                Placement::Bidirectional => chunk >= chunks,
+            };
+            StageId(chunk * devices + if backwards { devices - 1 - device } else { device })
+        };
+        let placed =
+            (0..devices).map(|device| (0..copies * chunks).map(|chunk| stage(device, chunk)).collect());
+        let costs = vec![Cost::UNIT; (copies * devices * chunks * slices) as usize];
+        Self::new(copies, placed.collect(), micro_batches, slices, costs)
+    }
+
+    /// Copies C of the pipeline.
+    pub fn copies(&self) -> u32 {
+        self.copies
+    }
+
+    /// Micro-batches n of a step, over all copies.
+    pub fn micro_batches(&self) -> u32 {
+        self.micro_batches
+    }
+
+    /// Slices s of a sequence.
+    pub fn slices(&self) -> u32 {
+        self.slices
+    }
+
+    /// The chunks of each device.
+    pub fn devices(&self) -> &IdVec<DeviceId, Vec<StageId>> {
+        &self.devices
+    }
+
+    /// The most chunks of a device, over all copies.
+    pub fn chunks(&self) -> u32 {
+        self.devices.values().map(Vec::len).max().unwrap_or(0) as u32
+    }
+
+    /// All stages of all copies.
+    pub fn stages(&self) -> impl DoubleEndedIterator<Item = StageId> + ExactSizeIterator + use<> {
+        self.place.ids()
+    }
+
+    /// Stages G of one copy.
+    pub fn depth(&self) -> u32 {
+        self.place.len() as u32 / self.copies
+    }
+
+    /// The device of a stage.
+    pub fn device(&self, stage: StageId) -> DeviceId {
+        self.place[stage]
+    }
+
+    /// The copy of a stage.
+    pub fn copy(&self, stage: StageId) -> u32 {
+        stage.0 / self.depth()
+    }
+
+    /// The micro-batches that pass a stage, ascending.
+    pub fn micro_batches_of(&self, stage: StageId) -> impl Iterator<Item = MicroBatch> + Clone + use<> {
+        (self.copy(stage)..self.micro_batches).step_by(self.copies as usize).map(MicroBatch)
+    }
+
+    /// The stage before, which makes the input of a stage; none for the first.
+    pub fn before(&self, stage: StageId) -> Option<StageId> {
+        (stage.0 % self.depth() != 0).then(|| StageId(stage.0 - 1))
+    }
+
+    /// The stage after, which takes the output of a stage; none for the last.
+    pub fn after(&self, stage: StageId) -> Option<StageId> {
+        ((stage.0 + 1) % self.depth() != 0).then(|| StageId(stage.0 + 1))
+    }
+
+    /// Whether the problem has a unit.
+    pub fn has(&self, unit: Unit) -> bool {
+        unit.stage.index() < self.place.len()
+            && unit.micro_batch.0 < self.micro_batches
+            && unit.slice.0 < self.slices
+            && unit.micro_batch.0 % self.copies == self.copy(unit.stage)
+    }
+
+    /// Times and memory of a unit of the problem.
+    pub fn cost(&self, stage: StageId, slice: Slice) -> &Cost {
+        &self.costs[stage.index() * self.slices as usize + slice.index()]
+    }
+
+    /// Changes the times and memory of every stage and slice.
+    pub fn set_costs(&mut self, cost: impl Fn(StageId, Slice) -> Cost) {
+        let slices = self.slices as usize;
+        for (position, entry) in self.costs.iter_mut().enumerate() {
+            *entry = cost(StageId::new(position / slices), Slice::new(position % slices));
+        }
+    }
+
+    /// The time of a step.
+    pub fn duration(&self, step: Step) -> u64 {
+        let cost = |unit: Unit| self.cost(unit.stage, unit.slice);
+        match step {
+            Step::Pass(pass, unit) => {
+                let cost = cost(unit);
+                match pass {
+                    Pass::F => cost.forward,
+                    Pass::B => cost.input,
+                    Pass::W => cost.weight,
+                    Pass::BW => cost.backward,
+                    Pass::R => cost.recompute,
+                }
+            }
+            Step::Product(unit, part) => share(cost(unit).weight, self.weight_parts, part),
+            Step::Pair { forward: _, backward, pass } => {
+                let cost = cost(backward);
+                match pass {
+                    Pass::B => cost.pair.saturating_sub(cost.weight),
+                    Pass::F | Pass::W | Pass::BW | Pass::R => cost.pair,
+                }
+            }
+        }
+    }
+
+    /// The position of a unit in a dense table of all units.
+    pub(crate) fn unit_index(&self, unit: Unit) -> usize {
+        let (n, s) = (self.micro_batches as usize, self.slices as usize);
+        (unit.stage.index() * n + unit.micro_batch.index()) * s + unit.slice.index()
+    }
+
+    /// The size of a dense table of all units: stages times micro-batches times slices.
+    pub(crate) fn units(&self) -> usize {
+        self.place.len() * self.micro_batches as usize * self.slices as usize
+    }
+}
+
+/// Part `part` of `parts` almost equal integers that add up to `total`; the whole where there is one part.
+pub(crate) fn share(total: u64, parts: u16, part: u16) -> u64 {
+    let parts = u128::from(parts.max(1));
+    let until = |part: u128| (u128::from(total) * part.min(parts) / parts) as u64;
+    until(u128::from(part) + 1) - until(u128::from(part))
+}
