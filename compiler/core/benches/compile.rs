@@ -7,7 +7,7 @@
 
 use pipe_grammar::diagnostic::SourceId;
 use pipec_compiler::graph::graphs;
-use pipec_compiler::lower::{Stages, lower};
+use pipec_compiler::lower::{functions::Wanted, Stages, lower};
 use pipec_compiler::plan::plan;
 use pipec_compiler::schedule::order;
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
@@ -72,14 +72,14 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
     sources.add("bench.pipe", parsed.file);
     let Resolution { spec, origins, .. } =
         resolve(&sources, SourceId(0), &Choice::default()).unwrap_or_else(|errors| panic!("{errors:?}"));
-    let graphs = graphs(&spec.model, &spec.train);
+    let graphs = graphs(&spec.model, &spec.train, &[spec.train.seq]);
     let plan = plan(&spec, &graphs, &origins).unwrap_or_else(|errors| panic!("{errors:?}"));
-    let stages = Stages::new(&spec.model, &graphs, &plan);
 
     let (ordering, ordered) = timed(runs, || {
         let problem = plan.problem().unwrap_or_else(|error| panic!("{error}"));
         order(spec.pipeline.schedule.into(), &problem).unwrap_or_else(|error| panic!("{error}"))
     });
+    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&ordered));
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));
     let program = lowered.unwrap_or_else(|error| panic!("{error}")).program;
     let instructions: usize = program.queues.values().map(|queue| queue.instructions.len()).sum();

@@ -1,14 +1,15 @@
 //! The one place where the stages of the compiler stand in order.
 
 use crate::graph::{self, Graphs, graphs};
+use crate::lower::functions::Wanted;
 use crate::lower::{Arena, LowerError, Lowered, Stages, lower};
-use crate::plan::{Plan, plan};
+use crate::plan::{Plan, plan, slice_lengths};
 use crate::schedule::{self, Problem, Schedule, order};
 use crate::spec::{Origins, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
-use pipec_program::{DeviceId, Program, Verified, Violations, verify};
+use pipec_program::{DeviceId, Program, Slice, Verified, Violations, verify};
 use std::fmt;
 
 /// What came out of a spec.
@@ -30,7 +31,7 @@ pub struct Compiled {
 #[derive(Clone, Copy, Debug)]
 pub enum Stage<'a> {
     /// The graphs of all distinct layers, verified.
-    Graphs(&'a Graphs),
+    Graphs(&'a IdVec<Slice, Graphs>),
     /// The cut and its placement.
     Plan(&'a Plan),
     /// The order of passes, verified.
@@ -105,8 +106,8 @@ pub fn compile(
     inputs: &str,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
-    let graphs = graphs(&spec.model, &spec.train);
-    for graph in graphs.values() {
+    let graphs = graphs(&spec.model, &spec.train, &slice_lengths(spec));
+    for graph in graphs.values().flat_map(|graphs| graphs.values()) {
         lawful("graph", graph::verify(graph))?;
     }
     observer.stage(Stage::Graphs(&graphs));
@@ -117,7 +118,7 @@ pub fn compile(
         order(spec.pipeline.schedule.into(), &problem).map_err(|refusal| refused(&refusal, origins))?;
     lawful("schedule", schedule::verify(&problem, &schedule))?;
     observer.stage(Stage::Schedule(&schedule));
-    let stages = Stages::new(&spec.model, &graphs, &plan);
+    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
     observer.stage(Stage::Functions(&stages));
     let lowered = lower(spec, origins, &plan, &stages, &schedule, inputs).map_err(|error| match error {
         LowerError::Diagnostics(diagnostics) => Error::Diagnostics(diagnostics),
@@ -189,7 +190,7 @@ mod tests {
 
     #[test]
     fn a_broken_program_is_shown_with_its_lines() {
-        let text = "pprog 1\nprogram \"broken\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }\n\
+        let text = "pprog 1\nprogram \"broken\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices [1], stages 1, copies 1 }\n\
                     training { seed 1 }\nlearning_rate constant { rate 0.001 }\n\
                     device d0 \"cpu\" { memory 1 KiB, host_memory 1 KiB, bandwidth 1 GB/s, upload [], download [], threads 1 }\n\
                     buffer b0 \"large\" workspace d0.device[0..2048]\n";
@@ -197,7 +198,7 @@ mod tests {
         let Err(Error::Internal(message)) = proved(program) else { panic!("it does not fit") };
         insta::assert_snapshot!(message, @r#"
     pipec made a program that breaks its laws, which is a bug of pipec:
-         3 | batch { micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }
+         3 | batch { micro_batches 1, sequences 1, tokens 1, slices [1], stages 1, copies 1 }
            = batch: 1 units cannot run in 0 instructions
          9 | buffer b0 "large" workspace d0.device[0..2048]
            = b0: ends at byte 2048, d0 has 1024 bytes of memory

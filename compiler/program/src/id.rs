@@ -125,6 +125,11 @@ impl<I: Id, T> IdVec<I, T> {
     }
 
     /// All items, ascending by id.
+    pub fn values_mut(&mut self) -> std::slice::IterMut<'_, T> {
+        self.items.iter_mut()
+    }
+
+    /// The items in order.
     pub fn values(&self) -> std::slice::Iter<'_, T> {
         self.items.iter()
     }

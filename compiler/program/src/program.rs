@@ -31,6 +31,9 @@ pub struct Program {
     pub inputs: String,
     /// The sizes of a step.
     pub batch: Batch,
+    /// The tokens of each slice of a sequence. Feeds hold them micro-batch by micro-batch, slice by slice, sequence by
+    /// sequence.
+    pub slices: IdVec<Slice, u32>,
     /// What a run of many steps needs beyond the program: learning rate, seed, data.
     pub training: Training,
     /// The devices.
@@ -66,8 +69,30 @@ pub struct Batch {
     pub tokens: u32,
     /// Slices s of a sequence; 1 for a whole sequence.
     pub slices: u32,
-    /// Stages of the forward cut.
+    /// Stages of the forward cut, over all copies of the pipeline.
     pub stages: u32,
+    /// Copies of the pipeline, which share its stages and the micro-batches evenly: of G stages a copy, those of copy k
+    /// are `k G .. (k + 1) G`, and micro-batch m runs on copy `m mod copies`.
+    pub copies: u32,
+}
+
+impl Batch {
+    /// Stages of a copy; at least 1.
+    pub fn depth(self) -> u32 {
+        (self.stages / self.copies.max(1)).max(1)
+    }
+
+    /// Whether the copy of a stage is that of a micro-batch.
+    pub fn meets(self, stage: StageId, micro_batch: MicroBatch) -> bool {
+        micro_batch.0 % self.copies.max(1) == stage.0 / self.depth()
+    }
+
+    /// The micro-batches that pass a stage.
+    pub fn micro_batches_of(self, stage: StageId) -> u32 {
+        let copies = self.copies.max(1);
+        let first = stage.0 / self.depth();
+        self.micro_batches.saturating_sub(first).div_ceil(copies)
+    }
 }
 
 /// What a run needs beyond one step.

@@ -29,7 +29,7 @@ fn kernels_are_printed_as_they_stand() {
     let kernels = blocks("kernel");
     assert_eq!(kernels.len(), 2);
     for block in kernels {
-        let head = "pprog 1\nprogram \"\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }\n\
+        let head = "pprog 1\nprogram \"\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices [1], stages 1, copies 1 }\n\
                     training { seed 0 }\nlearning_rate constant { rate 0.0 }\n\nfunction f0 \"\" {\n    ";
         let text = format!("{head}{block}}}\n");
         let (program, _) = text::parse(&text).unwrap_or_else(|errors| panic!("{errors:?}"));
@@ -51,7 +51,7 @@ fn every_instruction_line_of_the_tables_reads() {
     let buffers: String =
         (0..13).map(|number| format!("buffer b{number} \"\" data d0.device[0..64]\n")).collect();
     let text = format!(
-        "pprog 1\nprogram \"\"\nbatch {{ micro_batches 1, sequences 1, tokens 1, slices 1, stages 1 }}\n\
+        "pprog 1\nprogram \"\"\nbatch {{ micro_batches 1, sequences 1, tokens 1, slices [1], stages 1, copies 1 }}\n\
          training {{ seed 0 }}\nlearning_rate constant {{ rate 0.0 }}\n\n{buffers}\nqueue q0 d0 compute {{\n    {}\n}}\n",
         lines.join("\n    ")
     );

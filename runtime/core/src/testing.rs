@@ -164,7 +164,15 @@ fn build(devices: u32, capacity: u32) -> Program {
             name: "bigram".to_owned(),
             compiler: String::new(),
             inputs: String::new(),
-            batch: Batch { micro_batches: MICRO_BATCHES, sequences: 2, tokens: 3, slices: 1, stages: 2 },
+            batch: Batch {
+                micro_batches: MICRO_BATCHES,
+                sequences: 2,
+                tokens: 3,
+                slices: 1,
+                stages: 2,
+                copies: 1,
+            },
+            slices: vec![3].into(),
             training: Training {
                 steps: Some(20),
                 seed: 5,

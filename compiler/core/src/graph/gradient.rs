@@ -196,7 +196,7 @@ impl Reverse<'_> {
             }
             &Op::Positions { tokens, first } => {
                 let dtable = self.weight(x);
-                self.emit(Phase::W, Op::PositionsGrad { tokens, first }, vec![dy], vec![dtable]);
+                self.emit(Phase::B, Op::PositionsGrad { tokens, first }, vec![dy], vec![dtable]);
             }
             Op::Matmul { .. } => {
                 let weight = kernel.inputs[1];
@@ -214,7 +214,7 @@ impl Reverse<'_> {
             Op::RmsNorm { .. } => {
                 let (gain, inv_rms) = (kernel.inputs[1], kernel.outputs[1].value);
                 let dgain = self.weight(gain);
-                self.emit(Phase::W, Op::RmsNormGainGrad, vec![x, inv_rms, dy], vec![dgain]);
+                self.emit(Phase::B, Op::RmsNormGainGrad, vec![x, inv_rms, dy], vec![dgain]);
                 let mut inputs = vec![x, gain, inv_rms, dy];
                 inputs.extend(self.residual(x));
                 let dx = self.target(x);
@@ -224,7 +224,7 @@ impl Reverse<'_> {
                 let (gain, bias) = (kernel.inputs[1], kernel.inputs[2]);
                 let (mean, inv_std) = (kernel.outputs[1].value, kernel.outputs[2].value);
                 let outputs = vec![self.weight(gain), self.weight(bias)];
-                self.emit(Phase::W, Op::LayerNormParamGrad, vec![x, mean, inv_std, dy], outputs);
+                self.emit(Phase::B, Op::LayerNormParamGrad, vec![x, mean, inv_std, dy], outputs);
                 let mut inputs = vec![x, gain, mean, inv_std, dy];
                 inputs.extend(self.residual(x));
                 let dx = self.target(x);

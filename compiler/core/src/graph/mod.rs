@@ -139,7 +139,7 @@ pub struct Graph {
     pub input_gradients: Vec<ValueId>,
     /// The forward pass.
     pub forward: Vec<Kernel>,
-    /// Both backward passes in one order: the kernels but those of [`Phase::W`] are the input gradient.
+    /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
     pub backward: Vec<(Phase, Kernel)>,
     /// The keys and values that queries of later slices read, in the order of the attentions; empty where no slice
     /// follows.
@@ -158,9 +158,9 @@ pub const SEED: ScalarId = ScalarId(1);
 /// Which backward pass a kernel belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// With respect to inputs.
+    /// With respect to inputs; also the gradients of norms and positions, which are small.
     B,
-    /// With respect to weights.
+    /// With respect to weights: products, each with the gradient of its bias, and the gradients of tables.
     W,
 }
 
@@ -235,6 +235,18 @@ pub fn accumulator_type(precision: DType) -> DType {
 impl Graph {
     fn add(&mut self, name: String, ty: TensorType, kind: Kind) -> ValueId {
         self.values.push(Value { name, ty, kind })
+    }
+
+    /// The products of the pass with respect to weights: for each kernel of [`Phase::W`] the number of its product, from
+    /// 0, in the order of the backward pass. The gradient of a bias belongs to the product before it.
+    pub fn products(&self) -> Vec<usize> {
+        let mut count = 0;
+        let weights = self.backward.iter().filter(|(phase, _)| *phase == Phase::W);
+        let number = |(_, kernel): &(Phase, Kernel)| {
+            count += usize::from(kernel.op != pipec_program::Op::SumRows || count == 0);
+            count - 1
+        };
+        weights.map(number).collect()
     }
 
     /// The value whose bytes a value names: itself unless it is a reshape.

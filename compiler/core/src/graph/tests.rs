@@ -3,9 +3,12 @@ use super::*;
 use crate::spec::{Op, Unary};
 use pipec_program::Mask;
 
+/// Two sequences of 8 tokens.
+const WHOLE: Extent<'_> = Extent { sequences: 2, lengths: &[8], slice: 0, reach: None };
+
 /// Builds a layer for 2 sequences of 8 tokens and checks it.
 fn graph(layer: &Layer) -> Graph {
-    let graph = build(layer, 2, 8, DType::F32);
+    let graph = build(layer, WHOLE, DType::F32);
     assert_eq!(verify(&graph), Vec::<String>::new(), "{}", print(&graph));
     graph
 }
@@ -120,7 +123,7 @@ fn residuals_are_operands() {
 
 #[test]
 fn faults_are_told() {
-    let mut broken = build(&samples::llama_layer(16, 4, 2, 24, Mask::Causal), 2, 8, DType::F32);
+    let mut broken = build(&samples::llama_layer(16, 4, 2, 24, Mask::Causal), WHOLE, DType::F32);
     broken.forward.swap(0, 1);
     broken.backward.pop();
     insta::assert_snapshot!(verify(&broken).join("\n"));

@@ -183,8 +183,8 @@ impl Check<'_> {
                     }
                 }
                 Kind::WeightGradient(_) => {
-                    if pass != Pass::Backward(Phase::W) || !output.accumulate {
-                        self.fault(format!("{name} writes {value}, which only weight kernels add to"));
+                    if pass == Pass::Forward || !output.accumulate {
+                        self.fault(format!("{name} writes {value}, which backward kernels add to"));
                     }
                 }
                 Kind::Boundary

@@ -125,8 +125,8 @@ impl Buffers {
             }
         }
         let takes = |region| {
-            let functions =
-                chunks.iter().map(|&stage| stages.of(stage)).flat_map(|f| [&f.forward, &f.backward]);
+            let slices = chunks.iter().flat_map(|&stage| stages.of(stage).slices.values());
+            let functions = slices.flat_map(|functions| functions.all());
             functions.filter_map(|function| region_bytes(function, region)).max()
         };
         let mut data =

@@ -14,8 +14,8 @@ use super::pack::{Span, live};
 use super::stages::Stages;
 use crate::plan::Plan;
 use crate::schedule::{Execution, Schedule, Step};
-use pipec_program::id::IdVec;
-use pipec_program::{Bytes, Category, ChannelId, DeviceId, Pass, StageId, Unit};
+use pipec_program::id::{Id, IdVec};
+use pipec_program::{Bytes, Category, ChannelId, DeviceId, Pass, StageId, TensorType, Unit};
 
 /// The number of a tensor among those of its device.
 pub(super) type Held = u32;
@@ -42,9 +42,12 @@ pub(super) struct Tensor {
 pub(super) struct UnitTensors {
     pub(super) input: Option<Held>,
     pub(super) saved: Option<Held>,
+    pub(super) held: Option<Held>,
     pub(super) output: Option<Held>,
     pub(super) output_gradient: Option<Held>,
     pub(super) input_gradient: Option<Held>,
+    pub(super) pending: Option<Held>,
+    pub(super) state_gradient: Option<Held>,
 }
 
 /// A message of a channel. Positions count the passes of a device.
@@ -72,6 +75,8 @@ pub(super) struct Stream {
     pub(super) from: StageId,
     /// The stage that takes them.
     pub(super) to: StageId,
+    /// What is sent.
+    pub(super) message: Vec<TensorType>,
     /// In the order in which they are made.
     pub(super) messages: Vec<Message>,
 }
@@ -102,7 +107,7 @@ pub(super) fn lifetimes(
     rooms: &IdVec<DeviceId, Room>,
 ) -> Lifetimes {
     let passes = Passes::new(plan, schedule);
-    let mut streams = streams(plan, schedule, &passes);
+    let mut streams = streams(plan, schedule, stages, &passes);
     let mut held = Lifetimes {
         tensors: plan.devices.values().map(|_| Vec::new()).collect(),
         units: vec![UnitTensors::default(); plan.units()],
@@ -134,24 +139,32 @@ pub(super) fn lifetimes(
     held
 }
 
-/// The position of the passes of every unit among those of its device.
+/// The position of the passes of every unit among the steps of its device.
 struct Passes {
     forward: Vec<u32>,
+    /// BW, or B where the weight gradients are a pass of their own.
     backward: Vec<u32>,
+    /// The last pass of the unit: the last part of W, or else BW.
+    weights: Vec<u32>,
 }
 
 impl Passes {
     fn new(plan: &Plan, schedule: &Schedule) -> Self {
-        let mut passes = Self { forward: vec![0; plan.units()], backward: vec![0; plan.units()] };
+        let zeros = || vec![0; plan.units()];
+        let mut passes = Self { forward: zeros(), backward: zeros(), weights: zeros() };
         for steps in schedule.devices.values() {
             for (position, step) in (0..).zip(steps) {
                 for (pass, unit) in step.passes() {
                     let unit = plan.unit_index(unit);
                     match pass {
                         Pass::F => passes.forward[unit] = position,
-                        Pass::B | Pass::BW => passes.backward[unit] = position,
-                        // Weight gradients and recomputation make no messages.
-                        Pass::W | Pass::R => {}
+                        Pass::B | Pass::BW => {
+                            passes.backward[unit] = position;
+                            passes.weights[unit] = position;
+                        }
+                        Pass::W => passes.weights[unit] = position,
+                        // Recomputation makes no messages.
+                        Pass::R => {}
                     }
                 }
             }
@@ -160,27 +173,42 @@ impl Passes {
     }
 }
 
-/// The channels of all boundaries between devices, outputs before gradients.
-fn streams(plan: &Plan, schedule: &Schedule, passes: &Passes) -> IdVec<ChannelId, Stream> {
+/// The channels of all boundaries between devices, outputs before gradients: one for each distinct type of message, which
+/// differs where slices have different lengths.
+fn streams(plan: &Plan, schedule: &Schedule, stages: &Stages, passes: &Passes) -> IdVec<ChannelId, Stream> {
     let mut streams = IdVec::new();
-    let mut ids: IdVec<StageId, [Option<ChannelId>; 2]> = plan.stages.ids().map(|_| [None; 2]).collect();
+    // By stage and slice.
+    let mut ids: IdVec<StageId, Vec<[Option<ChannelId>; 2]>> =
+        plan.stages.ids().map(|_| vec![[None; 2]; plan.slices as usize]).collect();
     for stage in plan.stages.ids() {
         let Some(after) = plan.after(stage) else { continue };
-        if plan.stages[stage].device != plan.stages[after].device {
-            ids[stage][0] = Some(streams.push(Stream { from: stage, to: after, messages: Vec::new() }));
-            ids[after][1] = Some(streams.push(Stream { from: after, to: stage, messages: Vec::new() }));
+        if plan.stages[stage].device == plan.stages[after].device {
+            continue;
+        }
+        for (direction, from, to) in [(0, stage, after), (1, after, stage)] {
+            let mut known: Vec<(&[TensorType], ChannelId)> = Vec::new();
+            for (slice, passes) in stages.of(stage).slices.iter() {
+                let message = &passes.output[..];
+                let channel = known.iter().find(|(ty, _)| *ty == message).map(|&(_, channel)| channel);
+                let channel = channel.unwrap_or_else(|| {
+                    let stream = Stream { from, to, message: message.to_vec(), messages: Vec::new() };
+                    known.push((message, streams.push(stream)));
+                    known[known.len() - 1].1
+                });
+                ids[from][slice.index()][direction] = Some(channel);
+            }
         }
     }
     for steps in schedule.devices.values() {
         let passes_of =
             |(made, step): (u32, &Step)| step.passes().map(move |(pass, unit)| (made, pass, unit));
         for (made, pass, unit) in (0..).zip(steps).flat_map(passes_of) {
-            let (channel, taker) = match pass {
-                Pass::F => (ids[unit.stage][0], &passes.forward),
-                Pass::B | Pass::BW => (ids[unit.stage][1], &passes.backward),
+            let (direction, taker) = match pass {
+                Pass::F => (0, &passes.forward),
+                Pass::B | Pass::BW => (1, &passes.backward),
                 Pass::W | Pass::R => continue,
             };
-            let Some(channel) = channel else { continue };
+            let Some(channel) = ids[unit.stage][unit.slice.index()][direction] else { continue };
             let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..unit })];
             let (sent, received) = (0, 0);
             let message = Message { unit, pass, sent, received, made, taken, receive: taken };
@@ -196,6 +224,11 @@ pub(super) fn region_bytes(function: &StageFunction, region: Region) -> Option<B
     function.function.params.get(position).map(|param| param.bytes)
 }
 
+/// The size of a region of any of some functions; none where none of them takes it.
+fn any_bytes<'a>(functions: impl IntoIterator<Item = &'a StageFunction>, region: Region) -> Option<Bytes> {
+    functions.into_iter().filter_map(|function| region_bytes(function, region)).max()
+}
+
 /// Adds the tensors that a unit makes or receives on its device.
 fn hold_unit(
     plan: &Plan,
@@ -206,8 +239,8 @@ fn hold_unit(
     unit: Unit,
 ) {
     let index = plan.unit_index(unit);
-    let functions = stages.of(unit.stage);
-    let (forward, backward) = (passes.forward[index], passes.backward[index]);
+    let functions = stages.passes(unit.stage, unit.slice);
+    let (forward, backward, weights) = (passes.forward[index], passes.backward[index], passes.weights[index]);
     let tensors = &mut held.tensors[device];
     let mut add = |region, category, bytes: Bytes, start, end| {
         tensors.push(Tensor {
@@ -221,44 +254,54 @@ fn hold_unit(
         Held::try_from(tensors.len() - 1).ok()
     };
     let elsewhere = |other: StageId| plan.stages[other].device != device;
-    let takes_input = |stage| region_bytes(&stages.of(stage).backward, Region::Input).is_some();
+    // The last backward pass of the unit of a stage that takes a region.
+    let last = |stage: StageId, region: Region| {
+        let (index, functions) = (plan.unit_index(Unit { stage, ..unit }), stages.passes(stage, unit.slice));
+        if any_bytes(functions.weights(), region).is_some() {
+            return Some(passes.weights[index]);
+        }
+        any_bytes(functions.backward(), region).map(|_| passes.backward[index])
+    };
 
     let own = &mut held.units[index];
-    own.saved = region_bytes(&functions.forward, Region::Saved)
-        .and_then(|bytes| add(Region::Saved, Category::Activations, bytes, forward, backward));
+    let kept = Category::Activations;
+    let made = |region| region_bytes(&functions.forward, region);
+    own.saved = made(Region::Saved).and_then(|bytes| add(Region::Saved, kept, bytes, forward, backward));
+    own.held = made(Region::Held).and_then(|bytes| add(Region::Held, kept, bytes, forward, weights));
+    own.pending = any_bytes(functions.backward(), Region::Pending)
+        .and_then(|bytes| add(Region::Pending, kept, bytes, backward, weights));
+    own.state_gradient = any_bytes(functions.backward(), Region::StateGradient).and_then(|bytes| {
+        let first = passes.backward[plan.unit_index(Unit { slice: functions.seen_until, ..unit })];
+        add(Region::StateGradient, kept, bytes, first, backward)
+    });
     if let Some(before) = plan.before(unit.stage) {
         if elsewhere(before) {
-            let (category, end) = match takes_input(unit.stage) {
-                true => (Category::Activations, backward),
-                false => (Category::Communication, forward),
+            let (category, end) = match last(unit.stage, Region::Input) {
+                Some(end) => (Category::Activations, end),
+                None => (Category::Communication, forward),
             };
-            own.input = region_bytes(&functions.forward, Region::Input)
-                .and_then(|bytes| add(Region::Input, category, bytes, forward, end));
+            own.input = made(Region::Input).and_then(|bytes| add(Region::Input, category, bytes, forward, end));
         }
         // A neighbour on this device takes the gradient where it was made.
-        let end = if elsewhere(before) {
-            backward
-        } else {
-            passes.backward[plan.unit_index(Unit { stage: before, ..unit })]
-        };
-        own.input_gradient = region_bytes(&functions.backward, Region::InputGradient)
-            .and_then(|bytes| add(Region::InputGradient, Category::Communication, bytes, backward, end));
+        let end = if elsewhere(before) { None } else { last(before, Region::OutputGradient) };
+        own.input_gradient = any_bytes(functions.backward(), Region::InputGradient).and_then(|bytes| {
+            add(Region::InputGradient, Category::Communication, bytes, backward, end.unwrap_or(backward))
+        });
     }
     let mut shared_output = None;
     if let Some(after) = plan.after(unit.stage) {
         let next = plan.unit_index(Unit { stage: after, ..unit });
-        let (category, end) = match (elsewhere(after), takes_input(after)) {
+        let (category, end) = match (elsewhere(after), last(after, Region::Input)) {
             (true, _) => (Category::Communication, forward),
-            (false, true) => (Category::Activations, passes.backward[next]),
-            (false, false) => (Category::Communication, passes.forward[next]),
+            (false, Some(end)) => (Category::Activations, end),
+            (false, None) => (Category::Communication, passes.forward[next]),
         };
-        own.output = region_bytes(&functions.forward, Region::Output)
-            .and_then(|bytes| add(Region::Output, category, bytes, forward, end));
+        own.output = made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
         if elsewhere(after) {
-            own.output_gradient =
-                region_bytes(&functions.backward, Region::OutputGradient).and_then(|bytes| {
-                    add(Region::OutputGradient, Category::Communication, bytes, backward, backward)
-                });
+            let end = last(unit.stage, Region::OutputGradient).unwrap_or(backward);
+            own.output_gradient = any_bytes(functions.backward(), Region::OutputGradient).and_then(|bytes| {
+                add(Region::OutputGradient, Category::Communication, bytes, backward, end)
+            });
         } else {
             shared_output = Some((next, own.output));
         }

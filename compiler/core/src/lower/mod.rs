@@ -89,8 +89,12 @@ impl std::error::Error for LowerError {}
 /// Whether a step is one that this module writes instructions for.
 fn is_lowered(step: Step) -> bool {
     match step {
-        Step::Pass(pass, _) => matches!(pass, Pass::F | Pass::BW),
-        Step::Product(..) | Step::Pair { .. } => false,
+        Step::Pass(pass, _) => match pass {
+            Pass::F | Pass::B | Pass::W | Pass::BW => true,
+            Pass::R => false,
+        },
+        Step::Product(..) => true,
+        Step::Pair { .. } => false,
     }
 }
 
@@ -121,6 +125,7 @@ pub fn lower(
         tokens: u32::try_from(spec.train.seq).unwrap_or(u32::MAX),
         slices: plan.slices,
         stages: plan.stages.len() as u32,
+        copies: plan.copies,
     };
     let needs = Needs {
         tokens: DType::U32.bytes() * spec.train.seq * spec.train.micro_batch * u64::from(plan.micro_batches),
@@ -138,9 +143,7 @@ pub fn lower(
 
     let channels = lifetimes.streams.values().map(|stream| {
         let (from, to) = (plan.stages[stream.from].device, plan.stages[stream.to].device);
-        // A gradient has the type of what it is the gradient of.
-        let message = stages.of(stream.from.min(stream.to)).output.clone();
-        Channel { from, to, message, capacity: 0, route: wires.route(from, to) }
+        Channel { from, to, message: stream.message.clone(), capacity: 0, route: wires.route(from, to) }
     });
     let channels = channels.collect();
     let parameters = place_parameters(spec, plan, stages, &buffers);
@@ -161,6 +164,7 @@ pub fn lower(
         fixed: &buffers.fixed,
         ties: &ties,
         norm,
+        sequences: spec.train.micro_batch,
     };
     let mut queues = IdVec::new();
     for device in plan.devices.ids() {
@@ -171,6 +175,7 @@ pub fn lower(
         compiler: env!("CARGO_PKG_VERSION").to_owned(),
         inputs: inputs.to_owned(),
         batch,
+        slices: plan.lengths.iter().map(|&tokens| u32::try_from(tokens).unwrap_or(u32::MAX)).collect(),
         training: Training {
             steps: spec.train.steps,
             seed: spec.train.seed,

@@ -4,7 +4,7 @@
 //! parameter once, and each stage sees a *window* of them, from its first parameter to its last. What lies between is
 //! in the window but not touched.
 
-use super::functions::{Region, StageFunctions, StageParameter, place_parameters};
+use super::functions::{Region, SliceFunctions, StageFunctions, StageParameter, place_parameters};
 use crate::graph::accumulator_type;
 use pipec_program::id::IdVec;
 use pipec_program::{Body, Bytes, DType, ParamId, ParameterId, Value, ValueId};
@@ -64,7 +64,7 @@ fn into_window(stage: &mut StageFunctions, common: &BTreeMap<ParameterId, StageP
     stage.weights = end(|place| place.weight, precision);
     stage.gradients = end(|place| place.gradient, accumulator_type(precision));
     stage.moments = end(|place| place.moment, accumulator_type(precision));
-    for function in [&mut stage.forward, &mut stage.backward] {
+    for function in stage.slices.values_mut().flat_map(SliceFunctions::all_mut) {
         for (region, bytes, of) in [
             (Region::Weights, stage.weights, (|place| place.weight) as fn(&StageParameter) -> Bytes),
             (Region::Gradients, stage.gradients, |place| place.gradient),

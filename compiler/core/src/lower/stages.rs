@@ -1,12 +1,12 @@
 //! The distinct shapes of stages: stages that compute the same have one pair of functions.
 
-use super::functions::{StageFunctions, StageParameter, stage_functions};
+use super::functions::{SliceFunctions, StageFunctions, StageParameter, Wanted, stage_functions};
 use super::shared::{Window, overlap, share};
 use crate::graph::Graphs;
 use crate::plan::Plan;
 use crate::spec::{LayerId, Model};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{ParameterId, StageId};
+use pipec_program::{ParameterId, Slice, StageId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
@@ -25,9 +25,10 @@ pub struct Stages {
 
 impl Stages {
     /// Makes the functions of every distinct shape once, under the name of its first stage.
-    pub fn new(model: &Model, graphs: &Graphs, plan: &Plan) -> Self {
+    pub fn new(model: &Model, graphs: &IdVec<Slice, Graphs>, plan: &Plan, wanted: Wanted) -> Self {
+        let Some(first) = graphs.values().next() else { unreachable!("a sequence has a slice") };
         let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
-            plan.stages.values().map(|stage| Shape::new(model, graphs, stage.pieces.clone())).collect();
+            plan.stages.values().map(|stage| Shape::new(model, first, stage.pieces.clone())).collect();
         // Stages that share a parameter on their device see windows, each its own.
         let sharing: Vec<&Vec<StageId>> = plan
             .devices
@@ -46,9 +47,8 @@ impl Stages {
         };
         for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
-                let names = (format!("forward_{id}"), format!("backward_{id}"));
                 let pieces = plan.stages[id].pieces.clone();
-                stages.shapes.push(stage_functions(model, graphs, pieces, &names.0, &names.1));
+                stages.shapes.push(stage_functions(model, graphs, pieces, &id.to_string(), wanted));
                 stages.shapes.len() - 1
             });
             stages.shape.push(shape);
@@ -68,6 +68,11 @@ impl Stages {
             stages.parameters.push(places);
         }
         stages
+    }
+
+    /// The passes of a stage over a slice.
+    pub fn passes(&self, stage: StageId, slice: Slice) -> &SliceFunctions {
+        &self.of(stage).slices[slice]
     }
 
     /// The functions of a stage.

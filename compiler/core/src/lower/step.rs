@@ -7,11 +7,11 @@ use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
 use super::table::FunctionTable;
 use crate::plan::Plan;
-use crate::schedule::Schedule;
-use pipec_program::id::IdVec;
+use crate::schedule::{Schedule, Step};
+use pipec_program::id::{Id, IdVec};
 use pipec_program::{
-    Argument, Bytes, ChannelId, DeviceId, FunctionId, GroupId, Instruction, Pass, Position, QueueKind,
-    StageId, StepInput, StepWork, Unit, View, Work,
+    Argument, Bytes, ChannelId, DType, DeviceId, FunctionId, GroupId, Instruction, Pass, Position, QueueKind,
+    Slice, StageId, StepInput, StepWork, Unit, View, Work,
 };
 
 /// What all devices share.
@@ -28,6 +28,8 @@ pub(super) struct Context<'a> {
     pub(super) ties: &'a [Tie],
     /// The group of all devices that adds up the squares; none on one device or without clipping.
     pub(super) norm: Option<GroupId>,
+    /// Sequences of a micro-batch.
+    pub(super) sequences: u64,
 }
 
 /// A parameter whose copies on several devices are one.
@@ -44,9 +46,7 @@ pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queu
     emission.clear();
     for (position, &step) in (0..).zip(&context.schedule.devices[device]) {
         emission.receive(position);
-        for (pass, unit) in step.passes() {
-            emission.pass(pass, unit);
-        }
+        emission.step(step);
     }
     emission.reduce_ties();
     emission.clip();
@@ -60,8 +60,8 @@ struct Emission<'a> {
     fixed: &'a Fixed,
     queues: Queues,
     collective: Option<Local>,
-    /// The queue of the messages that passes of each stage of the device make: outputs, gradients.
-    outgoing: IdVec<StageId, [Option<(ChannelId, Local)>; 2]>,
+    /// The queue of the messages that passes of each stage and slice of the device make: outputs, gradients.
+    outgoing: IdVec<StageId, Vec<[Option<(ChannelId, Local)>; 2]>>,
     /// The channels that come in, with their queue and the messages still to be received.
     incoming: Vec<(ChannelId, Local, &'a [Message])>,
     occupants: Occupants,
@@ -75,12 +75,18 @@ impl<'a> Emission<'a> {
     fn new(context: Context<'a>, device: DeviceId, first: usize) -> Self {
         let Context { plan, lifetimes, .. } = context;
         let mut kinds = vec![QueueKind::Compute];
-        let mut outgoing: IdVec<StageId, [Option<(ChannelId, Local)>; 2]> =
-            plan.stages.ids().map(|_| [None; 2]).collect();
+        let mut outgoing: IdVec<StageId, Vec<[Option<(ChannelId, Local)>; 2]>> =
+            plan.stages.ids().map(|_| vec![[None; 2]; plan.slices as usize]).collect();
         for (channel, stream) in lifetimes.streams.iter() {
             if plan.stages[stream.from].device == device {
                 let direction = usize::from(stream.to < stream.from);
-                outgoing[stream.from][direction] = Some((channel, Local(kinds.len())));
+                // The functions on both sides have the slices whose messages are of this type.
+                let of = context.stages.of(stream.from.min(stream.to));
+                for (slice, passes) in of.slices.iter() {
+                    if passes.output == stream.message {
+                        outgoing[stream.from][slice.index()][direction] = Some((channel, Local(kinds.len())));
+                    }
+                }
                 kinds.push(QueueKind::Send);
             }
         }
@@ -156,27 +162,51 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Runs a pass once its messages are there, and sends what it makes.
-    fn pass(&mut self, pass: Pass, unit: Unit) {
-        let Context { plan, stages, functions, lifetimes, .. } = self.context;
-        let held = lifetimes.units[plan.unit_index(unit)];
-        let shape = stages.shape[unit.stage];
-        let (function, id, reads, writes, made) = match pass {
-            Pass::F => (
-                &stages.shapes[shape].forward,
-                functions.forward[shape],
-                held.input,
-                [held.saved, held.output],
-                held.output.zip(self.outgoing[unit.stage][0]),
-            ),
-            Pass::B | Pass::W | Pass::BW | Pass::R => (
-                &stages.shapes[shape].backward,
-                functions.backward[shape],
-                held.output_gradient,
-                [None, held.input_gradient],
-                held.input_gradient.zip(self.outgoing[unit.stage][1]),
-            ),
+    /// Runs a step once its messages are there, and sends what it makes.
+    fn step(&mut self, step: Step) {
+        let Context { plan, stages, functions, .. } = self.context;
+        let (pass, unit, part) = match step {
+            Step::Pass(pass, unit) => (pass, unit, None),
+            Step::Product(unit, part) => (Pass::W, unit, Some(part)),
+            // Refused before.
+            Step::Pair { .. } => return,
         };
+        let of = stages.passes(unit.stage, unit.slice);
+        let ids = &functions.passes[stages.shape[unit.stage]][unit.slice];
+        let backward = &of.backward;
+        let call = match (pass, part) {
+            (Pass::F, _) => Some((&of.forward, ids.forward)),
+            (Pass::BW | Pass::R, _) => backward.fused.as_ref().zip(ids.fused),
+            (Pass::B, _) => backward.inputs.as_ref().zip(ids.inputs),
+            (Pass::W, None) => backward.weights.as_ref().zip(ids.weights),
+            (Pass::W, Some(part)) => {
+                let part = usize::from(part);
+                backward.parts.get(part).zip(ids.parts.get(part).copied())
+            }
+        };
+        let (function, id) = call.expect("there is a function for every pass of the schedule");
+        let held = self.context.lifetimes.units[plan.unit_index(unit)];
+        let (reads, mut writes, made) = match pass {
+            Pass::F => (
+                held.input,
+                vec![held.saved, held.held, held.output],
+                held.output.zip(self.outgoing(unit.stage, unit.slice, 0)),
+            ),
+            Pass::B | Pass::BW => (
+                held.output_gradient,
+                vec![held.input_gradient, if pass == Pass::B { held.pending } else { None }],
+                held.input_gradient.zip(self.outgoing(unit.stage, unit.slice, 1)),
+            ),
+            Pass::W | Pass::R => (None, Vec::new(), None),
+        };
+        // The last slice that sees a state makes the sum of its gradients.
+        for region in function.regions.values() {
+            if let Region::PrefixGradient(slice) = *region
+                && stages.passes(unit.stage, slice).seen_until == unit.slice
+            {
+                writes.push(self.context.lifetimes.units[plan.unit_index(Unit { slice, ..unit })].state_gradient);
+            }
+        }
         if let Some((queue, position)) = reads.and_then(|held| self.moved[held as usize]) {
             self.queues.wait(COMPUTE, queue, position);
         }
@@ -200,22 +230,40 @@ impl<'a> Emission<'a> {
         }
     }
 
+    /// The channel, with its queue, of what a stage makes forward (0) or backward (1).
+    fn outgoing(&self, stage: StageId, slice: Slice, direction: usize) -> Option<(ChannelId, Local)> {
+        self.outgoing[stage].get(slice.index())?[direction]
+    }
+
     /// The view of a region in a pass of a unit.
     fn region(&self, region: Region, bytes: Bytes, unit: Unit, held: UnitTensors) -> View {
+        let Context { plan, lifetimes, sequences, .. } = self.context;
         let stage = self.fixed.stages.get(&unit.stage);
         let micro_batch = u64::from(unit.micro_batch.0);
-        let unit_index = micro_batch * u64::from(self.context.plan.slices) + u64::from(unit.slice.0);
+        let unit_index = micro_batch * u64::from(plan.slices) + u64::from(unit.slice.0);
+        let tokens = |view: View| {
+            let whole: u64 = plan.lengths.iter().sum();
+            let before: u64 = plan.lengths.iter().take(unit.slice.index()).sum();
+            part(view, DType::U32.bytes() * (sequences * (micro_batch * whole + before)), bytes)
+        };
+        let earlier = |slice: Slice| lifetimes.units[plan.unit_index(Unit { slice, ..unit })];
+        let tensor = |held: Option<Held>| held.map(|held| part(self.view(held), Bytes::ZERO, bytes));
         let view = match region {
             Region::Weights => stage.map(|stage| stage.weights),
             Region::Gradients => stage.map(|stage| stage.gradients),
-            Region::Tokens => self.fixed.tokens.map(|view| part(view, bytes * unit_index, bytes)),
-            Region::Targets => self.fixed.targets.map(|view| part(view, bytes * unit_index, bytes)),
+            Region::Tokens => self.fixed.tokens.map(tokens),
+            Region::Targets => self.fixed.targets.map(tokens),
             Region::Loss => self.fixed.loss.map(|view| part(view, bytes * unit_index, bytes)),
-            Region::Input => held.input.map(|held| self.view(held)),
-            Region::Saved => held.saved.map(|held| self.view(held)),
-            Region::Output => held.output.map(|held| self.view(held)),
-            Region::OutputGradient => held.output_gradient.map(|held| self.view(held)),
-            Region::InputGradient => held.input_gradient.map(|held| self.view(held)),
+            Region::Input => tensor(held.input),
+            Region::Prefix(slice) => tensor(earlier(slice).saved),
+            Region::Saved => tensor(held.saved),
+            Region::Held => tensor(held.held),
+            Region::Output => tensor(held.output),
+            Region::OutputGradient => tensor(held.output_gradient),
+            Region::InputGradient => tensor(held.input_gradient),
+            Region::Pending => tensor(held.pending),
+            Region::StateGradient => tensor(held.state_gradient),
+            Region::PrefixGradient(slice) => tensor(earlier(slice).state_gradient),
             Region::Workspace => self.fixed.workspace.map(|view| part(view, Bytes::ZERO, bytes)),
             Region::Moment
             | Region::Variance
@@ -297,11 +345,16 @@ impl<'a> Emission<'a> {
             Region::Tokens
             | Region::Targets
             | Region::Input
+            | Region::Prefix(_)
             | Region::Saved
+            | Region::Held
             | Region::Output
             | Region::Loss
             | Region::OutputGradient
             | Region::InputGradient
+            | Region::Pending
+            | Region::StateGradient
+            | Region::PrefixGradient(_)
             | Region::Workspace => None,
         };
         let views = taken.regions.values().map(|region| {

@@ -1,25 +1,33 @@
 //! The functions of a program.
 
-use super::functions::{StageFunction, clip_function, norm_function, update_function};
+use super::functions::{SliceFunctions, StageFunction, clip_function, norm_function, update_function};
 use super::stages::{Stages, borrowed, first_use};
 use crate::plan::Plan;
 use crate::spec::Train;
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{Function, FunctionId, StageId};
+use pipec_program::{Function, FunctionId, Slice, StageId};
 
 /// The functions of a program and who calls them.
 pub(super) struct FunctionTable {
     pub(super) table: IdVec<FunctionId, Function>,
-    /// The forward pass of each shape of stage.
-    pub(super) forward: Vec<FunctionId>,
-    /// The whole backward pass of each shape of stage.
-    pub(super) backward: Vec<FunctionId>,
+    /// The passes of each shape of stage over each slice.
+    pub(super) passes: Vec<IdVec<Slice, PassIds>>,
     /// The squared norms of each stage, where gradients are clipped.
     pub(super) norm: IdVec<StageId, Option<Call>>,
     /// The factor of clipping.
     pub(super) clip: Option<Call>,
     /// The optimizer of each shape of stage.
     pub(super) update: Vec<Option<Call>>,
+}
+
+/// The functions of a stage over a slice, as far as there are.
+#[derive(Clone, Debug)]
+pub(super) struct PassIds {
+    pub(super) forward: FunctionId,
+    pub(super) fused: Option<FunctionId>,
+    pub(super) inputs: Option<FunctionId>,
+    pub(super) weights: Option<FunctionId>,
+    pub(super) parts: Vec<FunctionId>,
 }
 
 /// A function in the table with the meaning of its regions.
@@ -29,15 +37,19 @@ pub(super) struct Call {
 }
 
 impl FunctionTable {
-    /// Forward and backward passes by shape, then norms by stage, clipping, and updates by shape.
+    /// Passes by shape and slice, then norms by stage, clipping, and updates by shape.
     pub(super) fn new(train: &Train, plan: &Plan, stages: &Stages, parameters: usize) -> Self {
         let mut table = IdVec::new();
         let mut call = |function: StageFunction| Call { id: table.push(function.function.clone()), function };
-        let (mut forward, mut backward) = (Vec::new(), Vec::new());
-        for shape in &stages.shapes {
-            forward.push(call(shape.forward.clone()).id);
-            backward.push(call(shape.backward.clone()).id);
-        }
+        let mut id = |function: &StageFunction| call(function.clone()).id;
+        let mut of_slice = |functions: &SliceFunctions| PassIds {
+            forward: id(&functions.forward),
+            fused: functions.backward.fused.as_ref().map(&mut id),
+            inputs: functions.backward.inputs.as_ref().map(&mut id),
+            weights: functions.backward.weights.as_ref().map(&mut id),
+            parts: functions.backward.parts.iter().map(&mut id).collect(),
+        };
+        let passes = stages.shapes.iter().map(|shape| shape.slices.values().map(&mut of_slice).collect()).collect();
         let first = first_use(stages, parameters);
         let norm = stages.shape.ids().map(|stage| {
             train.clip_norm?;
@@ -59,6 +71,6 @@ impl FunctionTable {
             update_function(&name, &functions, train.optimizer, train.clip_norm.is_some()).map(&mut call)
         });
         let update = update.collect();
-        Self { table, forward, backward, norm, clip, update }
+        Self { table, passes, norm, clip, update }
     }
 }

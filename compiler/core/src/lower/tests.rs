@@ -1,5 +1,6 @@
 //! Programs of sample models: proved, packed well, and read line by line where they are small.
 
+use super::functions::Wanted;
 use super::*;
 use crate::graph::samples::{
     gpt_embedding, gpt_head, gpt_layer, llama_embedding, llama_head, llama_layer, model,
@@ -63,11 +64,11 @@ fn gpt(depth: usize) -> Model {
 }
 
 fn lowered(spec: &Spec) -> Lowered {
-    let graphs = crate::graph::graphs(&spec.model, &spec.train);
+    let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
     let plan = plan(spec, &graphs, &Origins::default()).unwrap();
-    let stages = Stages::new(&spec.model, &graphs, &plan);
     let problem = plan.problem().unwrap();
     let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
+    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
     assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
 }
@@ -172,9 +173,9 @@ fn shared_parameters_of_a_device_are_one() {
 fn alike_stages_share_functions() {
     let functions = |model: Model| {
         let spec = spec(model, 4, 1, 4, Policy::OneFOneB);
-        let graphs = crate::graph::graphs(&spec.model, &spec.train);
+        let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
         let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
-        Stages::new(&spec.model, &graphs, &plan).shape.values().copied().collect::<Vec<_>>()
+        Stages::new(&spec.model, &graphs, &plan, Wanted::default()).shape.values().copied().collect::<Vec<_>>()
     };
     assert_eq!(functions(llama(8, false)), [0, 1, 1, 2]);
     assert_eq!(functions(gpt(8)), [0, 1, 2, 3]);
@@ -209,11 +210,11 @@ fn skeleton(program: &Program) -> String {
 fn refusal(change: fn(&mut Spec)) -> String {
     let mut spec = spec(llama(4, false), 2, 1, 4, Policy::GPipe);
     change(&mut spec);
-    let graphs = crate::graph::graphs(&spec.model, &spec.train);
+    let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
     let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
-    let stages = Stages::new(&spec.model, &graphs, &plan);
     let problem = plan.problem().unwrap();
     let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
+    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
         LowerError::Diagnostics(diagnostics) => {
             let diagnostic = &diagnostics[0];

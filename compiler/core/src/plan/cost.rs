@@ -1,25 +1,25 @@
 //! The time of every piece on every kind of device.
 
 use crate::graph::{Graph, Graphs, Phase};
-use crate::spec::{Cluster, DeviceKind, Spec};
+use super::PassTimes;
+use crate::spec::{Cluster, DeviceKind, LayerId, Spec};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
     Batch, Body, Bytes, Costs, Device, DeviceId, Function, FunctionId, Kernel, LearningRate, Nanos, ParamId,
-    Program, Training, Value,
+    Program, Slice, Training, Value,
 };
 use std::ops::Range;
 
-/// Sums of times over the pieces before each, by kind of device.
+/// Sums of times over the pieces before each, by slice and kind of device.
 pub(super) struct Times {
     kinds: IdVec<DeviceId, usize>,
-    forward: Vec<Vec<Nanos>>,
-    backward: Vec<Vec<Nanos>>,
+    slices: IdVec<Slice, Vec<Vec<PassTimes>>>,
 }
 
 impl Times {
     /// Takes the roofline times of a program that holds each pass of each layer as a function of its own, so that a
     /// plan and a simulation never disagree about the cost of a kernel.
-    pub(super) fn new(spec: &Spec, graphs: &Graphs) -> Self {
+    pub(super) fn new(spec: &Spec, graphs: &IdVec<Slice, Graphs>) -> Self {
         let mut distinct: Vec<&DeviceKind> = Vec::new();
         let kinds = devices(&spec.cluster)
             .map(|kind| {
@@ -30,49 +30,66 @@ impl Times {
             })
             .collect();
         let mut functions = IdVec::new();
-        for graph in graphs.values() {
-            functions.push(function(graph, graph.forward.clone()));
-            let backward = graph.backward.iter().map(|(phase, kernel)| match phase {
-                Phase::B | Phase::W => kernel.clone(),
-            });
-            functions.push(function(graph, backward.collect()));
+        let mut calls: IdVec<Slice, IdVec<LayerId, [FunctionId; 4]>> = IdVec::new();
+        for graphs in graphs.values() {
+            let of_graph = |graph: &Graph| {
+                let backward = |wanted: &[Phase]| {
+                    let taken = graph.backward.iter().filter(|(phase, _)| wanted.contains(phase));
+                    taken.map(|(_, kernel)| kernel.clone()).collect::<Vec<Kernel>>()
+                };
+                let passes = [
+                    graph.forward.clone(),
+                    backward(&[Phase::B]),
+                    backward(&[Phase::W]),
+                    backward(&[Phase::B, Phase::W]),
+                ];
+                passes.map(|kernels| functions.push(function(graph, kernels)))
+            };
+            calls.push(graphs.values().map(of_graph).collect());
         }
         let costs = Costs::roofline(&program(&distinct, functions));
-        let sums = |pass: usize| {
-            let kinds = 0..distinct.len();
+        let of_slice = |calls: &IdVec<LayerId, [FunctionId; 4]>| {
             let of_kind = |kind: usize| {
-                let mut sum = Nanos::ZERO;
+                let mut sum = PassTimes::default();
                 let mut sums = vec![sum];
                 for piece in &spec.model.pieces {
-                    sum += costs.call(DeviceId::new(kind), FunctionId::new(2 * piece.layer.index() + pass));
+                    let time = |pass: usize| costs.call(DeviceId::new(kind), calls[piece.layer][pass]);
+                    sum.forward += time(0);
+                    sum.inputs += time(1);
+                    sum.weights += time(2);
+                    sum.backward += time(3);
                     sums.push(sum);
                 }
                 sums
             };
-            kinds.map(of_kind).collect()
+            (0..distinct.len()).map(of_kind).collect()
         };
-        Self { kinds, forward: sums(0), backward: sums(1) }
+        let slices = calls.values().map(of_slice).collect();
+        Self { kinds, slices }
     }
 
-    /// One forward pass of some pieces on a device.
-    pub(super) fn forward(&self, pieces: Range<usize>, device: DeviceId) -> Nanos {
-        self.between(&self.forward, pieces, device)
+    /// The passes of some pieces over each slice on a device.
+    pub(super) fn slices(&self, pieces: Range<usize>, device: DeviceId) -> IdVec<Slice, PassTimes> {
+        let of_slice = |sums: &Vec<Vec<PassTimes>>| {
+            // A pipeline on more devices than its cluster has is refused with the spec; the last kind stands in for them.
+            let kind = self.kinds.get(device).copied().unwrap_or(sums.len().saturating_sub(1));
+            let between = |sums: &Vec<PassTimes>| {
+                let (first, last) = (sums[pieces.start], sums[pieces.end]);
+                PassTimes {
+                    forward: last.forward - first.forward,
+                    inputs: last.inputs - first.inputs,
+                    weights: last.weights - first.weights,
+                    backward: last.backward - first.backward,
+                }
+            };
+            sums.get(kind).map(between).unwrap_or_default()
+        };
+        self.slices.values().map(of_slice).collect()
     }
 
-    /// One whole backward pass of some pieces on a device.
-    pub(super) fn backward(&self, pieces: Range<usize>, device: DeviceId) -> Nanos {
-        self.between(&self.backward, pieces, device)
-    }
-
-    /// One forward and one backward pass.
+    /// One forward and one backward pass of some pieces over all slices.
     pub(super) fn both(&self, pieces: Range<usize>, device: DeviceId) -> Nanos {
-        self.forward(pieces.clone(), device) + self.backward(pieces, device)
-    }
-
-    fn between(&self, sums: &[Vec<Nanos>], pieces: Range<usize>, device: DeviceId) -> Nanos {
-        // A pipeline on more devices than its cluster has is refused with the spec; the last kind stands in for them.
-        let kind = self.kinds.get(device).copied().unwrap_or(sums.len().saturating_sub(1));
-        sums.get(kind).map(|sums| sums[pieces.end] - sums[pieces.start]).unwrap_or_default()
+        self.slices(pieces, device).values().map(|times| times.forward + times.backward).sum()
     }
 }
 
@@ -112,7 +129,8 @@ fn program(kinds: &[&DeviceKind], functions: IdVec<FunctionId, Function>) -> Pro
         name: String::new(),
         compiler: String::new(),
         inputs: String::new(),
-        batch: Batch { micro_batches: 1, sequences: 1, tokens: 1, slices: 1, stages: 1 },
+        batch: Batch { micro_batches: 1, sequences: 1, tokens: 1, slices: 1, stages: 1, copies: 1 },
+        slices: vec![1].into(),
         training: Training {
             steps: None,
             seed: 0,

@@ -10,7 +10,7 @@ use crate::graph::Graphs;
 use crate::spec::{Cut, Model, Origins, Pipeline, Schedule, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{DeviceId, Nanos, StageId, Unit};
+use pipec_program::{DeviceId, Nanos, Slice, StageId, Unit};
 use std::fmt::Write;
 use std::ops::Range;
 
@@ -21,10 +21,15 @@ pub struct Plan {
     pub stages: IdVec<StageId, Stage>,
     /// The stages of each device, ascending: the chunks of the device.
     pub devices: IdVec<DeviceId, Vec<StageId>>,
-    /// Micro-batches n of a step.
+    /// Copies of the pipeline, which share the micro-batches: stage g of copy k has the id `k G + g` for G stages a copy,
+    /// and micro-batch m runs on copy `m mod copies`.
+    pub copies: u32,
+    /// Micro-batches n of a step, over all copies.
     pub micro_batches: u32,
     /// Slices s of a sequence.
     pub slices: u32,
+    /// The tokens of each slice.
+    pub lengths: Vec<u64>,
 }
 
 /// A stage: consecutive pieces of the model.
@@ -34,43 +39,49 @@ pub struct Stage {
     pub pieces: Range<usize>,
     /// Where it runs.
     pub device: DeviceId,
-    /// Estimated time of one forward pass.
+    /// The estimated times of its passes over each slice.
+    pub times: IdVec<Slice, PassTimes>,
+}
+
+/// Estimated times of the passes of a unit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PassTimes {
+    /// The forward pass.
     pub forward: Nanos,
-    /// Estimated time of one whole backward pass.
+    /// The backward pass with respect to inputs.
+    pub inputs: Nanos,
+    /// The backward pass with respect to weights.
+    pub weights: Nanos,
+    /// Both backward passes in one.
     pub backward: Nanos,
 }
 
-impl Plan {
-    /// A plan of equal stages without a model: `chunks` stages of one piece on each device, with unit times. For
-    /// studying and testing schedules.
-    pub fn uniform(devices: u32, chunks: u32, micro_batches: u32, slices: u32) -> Self {
-        let place = |stage: u32| DeviceId(stage % devices.max(1));
-        let stage = |stage: u32| Stage {
-            pieces: stage as usize..stage as usize + 1,
-            device: place(stage),
-            forward: Nanos(1),
-            backward: Nanos(1),
-        };
-        let stages = 0..devices * chunks;
-        Self {
-            stages: stages.clone().map(stage).collect(),
-            devices: (0..devices)
-                .map(|device| stages.clone().filter(|&stage| place(stage).0 == device).map(StageId).collect())
-                .collect(),
-            micro_batches,
-            slices,
-        }
+impl Stage {
+    /// One forward pass over a whole micro-batch.
+    pub fn forward(&self) -> Nanos {
+        self.times.values().map(|times| times.forward).sum()
     }
 
+    /// One whole backward pass over a whole micro-batch.
+    pub fn backward(&self) -> Nanos {
+        self.times.values().map(|times| times.backward).sum()
+    }
+}
+
+impl Plan {
     /// The stage before, which makes the input of a stage; none for the first.
     pub fn before(&self, stage: StageId) -> Option<StageId> {
-        stage.0.checked_sub(1).map(StageId)
+        (stage.0 % self.depth() != 0).then(|| StageId(stage.0 - 1))
     }
 
     /// The stage after, which takes the output of a stage; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
-        let after = StageId(stage.0 + 1);
-        self.stages.get(after).map(|_| after)
+        ((stage.0 + 1) % self.depth() != 0).then(|| StageId(stage.0 + 1))
+    }
+
+    /// Stages of one copy.
+    pub fn depth(&self) -> u32 {
+        (self.stages.len() as u32 / self.copies.max(1)).max(1)
     }
 
     /// The position of a unit in a dense table of all units.
@@ -93,7 +104,11 @@ impl Plan {
 /// # Errors
 /// More stages than pieces, a number of stages that the schedule does not place on the devices, an explicit cut that
 /// does not cover the layers, a stage without pieces.
-pub fn plan(spec: &Spec, graphs: &Graphs, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
+pub fn plan(
+    spec: &Spec,
+    graphs: &IdVec<Slice, Graphs>,
+    origins: &Origins,
+) -> Result<Plan, Vec<Diagnostic>> {
     let Pipeline { stages, devices, micro_batches, .. } = spec.pipeline;
     let (stages, devices) = (stages as usize, devices as usize);
     let pieces = spec.model.pieces.len();
@@ -110,17 +125,23 @@ pub fn plan(spec: &Spec, graphs: &Graphs, origins: &Origins) -> Result<Plan, Vec
     let mut plan = Plan {
         stages: IdVec::new(),
         devices: (0..devices).map(|_| Vec::new()).collect(),
+        copies: 1,
         micro_batches,
-        slices: 1,
+        slices: graphs.len() as u32,
+        lengths: slice_lengths(spec),
     };
     for (index, bound) in bounds.windows(2).enumerate() {
         let (pieces, device) = (bound[0]..bound[1], DeviceId::new(index % devices));
-        let (forward, backward) =
-            (times.forward(pieces.clone(), device), times.backward(pieces.clone(), device));
-        let stage = plan.stages.push(Stage { pieces, device, forward, backward });
+        let times = times.slices(pieces.clone(), device);
+        let stage = plan.stages.push(Stage { pieces, device, times });
         plan.devices[device].push(stage);
     }
     Ok(plan)
+}
+
+/// The tokens of each slice of a sequence.
+pub fn slice_lengths(spec: &Spec) -> Vec<u64> {
+    vec![spec.train.seq]
 }
 
 /// Every device gets the number of stages that the schedule is made for.
@@ -248,7 +269,7 @@ pub fn print(plan: &Plan, model: &Model) -> String {
             [only] => (*only).to_owned(),
             [first, .., last] => format!("{first} .. {last}"),
         };
-        let Stage { device, forward, backward, .. } = stage;
+        let (device, forward, backward) = (stage.device, stage.forward(), stage.backward());
         writeln!(
             text,
             "{id} {device} {pieces} ({}): forward {forward}, backward {backward}",

@@ -63,7 +63,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
 }
 
 /// Layers that move so many kilobytes, at 1 us each, and twice that backward.
-fn graphs(kilobytes: [u64; 3]) -> Graphs {
+fn graphs(kilobytes: [u64; 3]) -> IdVec<Slice, Graphs> {
     let graph = |kilobytes: u64| {
         let ty = TensorType::new(DType::F32, &[kilobytes * 125]);
         let value = |name: &str| GraphValue { name: name.to_owned(), ty: ty.clone(), kind: Kind::Computed };
@@ -82,10 +82,12 @@ fn graphs(kilobytes: [u64; 3]) -> Graphs {
             input_gradients: Vec::new(),
             forward: vec![kernel.clone()],
             backward: vec![(crate::graph::Phase::B, kernel.clone()), (crate::graph::Phase::W, kernel)],
+            state: Vec::new(),
+            prefix: Vec::new(),
             random_sites: 0,
         }
     };
-    kilobytes.map(graph).to_vec().into()
+    vec![kilobytes.map(graph).to_vec().into()].into()
 }
 
 fn planned(spec: &Spec, kilobytes: [u64; 3]) -> String {

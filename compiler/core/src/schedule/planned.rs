@@ -5,20 +5,19 @@ use crate::plan::Plan;
 
 impl Plan {
     /// What a schedule of this plan is made for: its placement, and the times that it estimates. Every pass takes at least
-    /// one nanosecond, as one without time would let a message arrive before it is made. A plan does not know the halves
-    /// of a backward pass or its activations: the halves are taken as equal, the activations of every unit as 1.
+    /// one nanosecond, as one without time would let a message arrive before it is made. A plan does not know the bytes of
+    /// activations: those of every unit are taken as 1.
     ///
     /// # Errors
     /// More units than a table holds.
     pub fn problem(&self) -> Result<Problem, ProblemError> {
         let stages = self.stages.values();
-        let costs = stages.flat_map(|stage| {
-            let (forward, backward) = (stage.forward.0.max(1), stage.backward.0.max(1));
-            let (weight, input) = (backward / 2, backward.div_ceil(2));
+        let costs = stages.flat_map(|stage| stage.times.values()).map(|times| {
+            let (forward, backward) = (times.forward.0.max(1), times.backward.0.max(1));
+            let (input, weight) = (times.inputs.0.max(1), times.weights.0.max(1));
             let pair = forward.saturating_add(backward);
-            let cost = Cost { forward, backward, input, weight, recompute: forward, pair, ..Cost::UNIT };
-            std::iter::repeat_n(cost, self.slices as usize)
+            Cost { forward, backward, input, weight, recompute: forward, pair, ..Cost::UNIT }
         });
-        Problem::new(1, self.devices.clone(), self.micro_batches, self.slices, costs.collect())
+        Problem::new(self.copies, self.devices.clone(), self.micro_batches, self.slices, costs.collect())
     }
 }

@@ -362,7 +362,7 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
     });
     let feed = (select(&FeedKind::ALL[..]), 0u32..4).prop_map(|(kind, buffer)| (kind, BufferId(buffer)));
     let reading = (select(&ReadingKind::ALL[..]), view()).prop_map(|(kind, view)| Reading { kind, view });
-    let head = (name(), name(), name(), any::<(u32, u32, u32, u32, u32)>(), training());
+    let head = (name(), name(), name(), (any::<(u32, u32, u32, u32, u32)>(), vec(any::<u32>(), 0..4)), training());
     let tables = (
         vec(device(), 0..3),
         vec(link, 0..3),
@@ -373,7 +373,9 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
     );
     let rest = (vec(feed, 0..3), vec(reading, 0..3), vec(function(), 0..3), vec(queue(), 0..3));
     (head, tables, rest).prop_map(|(head, tables, rest)| {
-        let (name, compiler, inputs, (micro_batches, sequences, tokens, slices, stages), training) = head;
+        let (name, compiler, inputs, (counts, lengths), training) = head;
+        let (micro_batches, sequences, tokens, stages, copies) = counts;
+        let slices = lengths.len() as u32;
         let (devices, links, buffers, parameters, channels, groups) = tables;
         let (feeds, readings, functions, queues) = rest;
         // A feed takes all of its buffer where there is one.
@@ -387,7 +389,8 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
             name,
             compiler,
             inputs,
-            batch: Batch { micro_batches, sequences, tokens, slices, stages },
+            batch: Batch { micro_batches, sequences, tokens, slices, stages, copies },
+            slices: lengths.into(),
             training,
             devices: devices.into(),
             links: links.into(),

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 
 const SMALL: &str = r#"pprog 1
 program "small"
-batch { micro_batches 1, sequences 1, tokens 2, slices 1, stages 1 }
+batch { micro_batches 1, sequences 1, tokens 2, slices [2], stages 1, copies 1 }
 training { seed 7 }
 learning_rate constant { rate 0.001 }
 

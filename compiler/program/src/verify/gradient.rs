@@ -130,7 +130,7 @@ impl<'a> Gradients<'a> {
         let mut units_of: Vec<Vec<u32>> = touches.list.iter().map(|_| Vec::new()).collect();
         for (queue, row) in program.queues.iter() {
             for (position, instruction) in (0u32..).zip(&row.instructions) {
-                let Some((Pass::W | Pass::BW, unit)) = unit::pass(instruction) else { continue };
+                let Some((Pass::B | Pass::W | Pass::BW, unit)) = unit::pass(instruction) else { continue };
                 for &number in touches.of(queue, position) {
                     if contributes(touches, &touches.list[number as usize]) {
                         // A program of more units than instructions is reported elsewhere.
@@ -249,14 +249,17 @@ fn contributions_problem<'k>(
         return Some(format!("{} adds to its gradient twice", unit::unit(batch, pair[0] as usize)));
     }
     let per_stage = u64::from(batch.micro_batches) * u64::from(batch.slices);
-    let expected = per_stage * stages.len() as u64;
+    let of_stage = |stage: &StageId| u64::from(batch.micro_batches_of(*stage)) * u64::from(batch.slices);
+    let expected: u64 = stages.iter().map(of_stage).sum();
     if units.len() as u64 == expected {
         return None;
     }
     // Without doubles and strangers, the first number that is not there is missing.
     let first = stages.iter().find_map(|stage| {
         let start = u64::from(stage.0) * per_stage;
-        (start..start + per_stage).find(|&number| units.binary_search(&(number as u32)).is_err())
+        let meets = |&number: &u64| batch.meets(*stage, unit::unit(batch, number as usize).micro_batch);
+        let mut numbers = (start..start + per_stage).filter(meets);
+        numbers.find(|&number| units.binary_search(&(number as u32)).is_err())
     });
     let first = first.map(|number| unit::unit(batch, number as usize))?;
     Some(format!(

@@ -158,6 +158,12 @@ impl Tables<'_> {
                         format!("there is no micro-batch {}, there are {count}", unit.micro_batch),
                     );
                 }
+                if !batch.meets(unit.stage, unit.micro_batch) {
+                    let copy = unit.micro_batch.0 % batch.copies.max(1);
+                    let message =
+                        format!("{} runs on copy {copy}, and {} belongs to another", unit.micro_batch, unit.stage);
+                    self.wrong(place, message);
+                }
                 if unit.slice.0 >= batch.slices {
                     self.wrong(
                         place,

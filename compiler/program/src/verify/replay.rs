@@ -145,8 +145,10 @@ impl Rows {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Source {
     Feed(FeedKind),
-    Forward(i64),
-    Backward(i64),
+    /// A forward pass, so many stages and slices further.
+    Forward(i64, i64),
+    /// A backward pass, likewise.
+    Backward(i64, i64),
     In(Category),
     Several,
     Other,
@@ -512,14 +514,15 @@ impl Replay<'_, '_, '_> {
                         moved = moved.or(Some((producer, region, known)));
                     }
                 }
-                let offset = |by: Unit| i64::from(by.stage.0) - i64::from(unit.stage.0);
+                let stages = |by: Unit| i64::from(by.stage.0) - i64::from(unit.stage.0);
+                let slices = |by: Unit| i64::from(by.slice.0) - i64::from(unit.slice.0);
                 match made {
                     // Sums that grow over slices begin with zeros.
                     Made::Zero if touch.category != Category::Data => {}
                     Made::Other | Made::Step(_) | Made::Zero => add(Source::Other),
                     Made::Feed(kind) => add(Source::Feed(kind)),
-                    Made::Forward(by) => add(Source::Forward(offset(by))),
-                    Made::Backward(by) => add(Source::Backward(offset(by))),
+                    Made::Forward(by) => add(Source::Forward(stages(by), slices(by))),
+                    Made::Backward(by) => add(Source::Backward(stages(by), slices(by))),
                 }
             }
         } else if !touches.reads(touch).is_empty() {

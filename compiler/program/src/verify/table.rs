@@ -95,6 +95,7 @@ impl Tables<'_> {
             ("tokens", batch.tokens),
             ("slices", batch.slices),
             ("stages", batch.stages),
+            ("copies", batch.copies),
         ];
         for (name, count) in counts {
             if count == 0 {
@@ -102,15 +103,24 @@ impl Tables<'_> {
             }
         }
         // Numbers of units are only counts in a text; nothing of their size is made before this holds.
-        let units = u128::from(batch.stages) * u128::from(batch.micro_batches) * u128::from(batch.slices);
+        let units = u128::from(batch.depth()) * u128::from(batch.micro_batches) * u128::from(batch.slices);
         let instructions: u128 =
             self.program.queues.values().map(|queue| queue.instructions.len() as u128).sum();
         if units > instructions {
             let message = format!("{units} units cannot run in {instructions} instructions");
             self.report.block(Entity::Batch, Rule::Unit, message);
         }
-        if batch.slices > batch.tokens {
-            self.wrong(Entity::Batch, format!("{} slices of {} tokens", batch.slices, batch.tokens));
+        let tokens: u64 = self.program.slices.values().map(|&tokens| u64::from(tokens)).sum();
+        let empty = self.program.slices.values().any(|&tokens| tokens == 0);
+        if tokens != u64::from(batch.tokens) || empty || self.program.slices.len() != batch.slices as usize {
+            let message = format!("{} slices of {tokens} tokens make no {}", batch.slices, batch.tokens);
+            self.wrong(Entity::Batch, message);
+        }
+        let shares = |what: u32| batch.copies == 0 || what.is_multiple_of(batch.copies);
+        if !shares(batch.stages) || batch.copies > batch.micro_batches {
+            let crate::Batch { copies, stages, micro_batches, .. } = batch;
+            let message = format!("{copies} copies for {stages} stages and {micro_batches} micro-batches");
+            self.wrong(Entity::Batch, message);
         }
     }
 

@@ -109,9 +109,14 @@ impl Units {
         let per_stage = self.batch.micro_batches as usize * self.batch.slices as usize;
         for (stage, units) in self.progress.chunks(per_stage).enumerate() {
             let mut missing = |name: &str, is_missing: &dyn Fn(&Progress) -> bool| {
-                let Some(first) = units.iter().position(is_missing) else { return };
-                let count = units.iter().filter(|progress| is_missing(progress)).count();
-                let first = unit(self.batch, stage * per_stage + first);
+                let numbers = (stage * per_stage..).zip(units).filter(|&(number, progress)| {
+                    let unit = unit(self.batch, number);
+                    self.batch.meets(unit.stage, unit.micro_batch) && is_missing(progress)
+                });
+                let numbers: Vec<usize> = numbers.map(|(number, _)| number).collect();
+                let &[first, ..] = &numbers[..] else { return };
+                let count = numbers.len();
+                let first = unit(self.batch, first);
                 let message = if count == 1 {
                     format!("{name} {first} never runs")
                 } else {

@@ -188,7 +188,9 @@ impl<'a> Builder<'a> {
                 tokens: 16,
                 slices: 1,
                 stages,
+                copies: 1,
             },
+            slices: vec![16].into(),
             training: Training {
                 steps: None,
                 seed: 0,

@@ -268,7 +268,7 @@ impl Engine {
             if expected != found {
                 return Err(EngineError::FeedSize { expected, found });
             }
-            let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+            let bytes: Vec<u8> = sliced(&program, tokens).flat_map(u32::to_le_bytes).collect();
             self.write(feed.view, &bytes)?;
         }
         let exchange = Exchange::new(&program);
@@ -420,6 +420,20 @@ fn compile(
         }
     }
     Ok(functions)
+}
+
+/// The tokens `[micro_batches, sequences, tokens]` of a step in the order in which feeds hold them.
+fn sliced<'a>(program: &'a Program, tokens: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
+    let (sequences, length) = (program.batch.sequences as usize, program.batch.tokens as usize);
+    tokens.chunks((sequences * length).max(1)).flat_map(move |micro_batch| {
+        let mut first = 0;
+        program.slices.values().flat_map(move |&tokens| {
+            let slice = first..first + tokens as usize;
+            first = slice.end;
+            let rows = micro_batch.chunks(length.max(1));
+            rows.flat_map(move |row| row.get(slice.clone()).unwrap_or_default().iter().copied())
+        })
+    })
 }
 
 #[cfg(test)]

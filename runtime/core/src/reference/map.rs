@@ -131,6 +131,10 @@ pub(super) fn erf(x: f64) -> f64 {
 mod tests {
     use super::*;
 
+    fn seed(seed: u64) -> Random {
+        Random { seed, part: None }
+    }
+
     #[test]
     fn error_function() {
         // Values of the tables in Abramowitz and Stegun, chapter 7.
@@ -153,11 +157,11 @@ mod tests {
             Node::Binary(BinaryOp::Add, 3, 2),
         ];
         let inputs = [vec![1., 2., 3., 4.], vec![10., 100.], vec![0.5]];
-        let run = |precision| map(&nodes, &[4, 3], &inputs, 4, 2, 0, precision);
+        let run = |precision| map(&nodes, &[4, 3], &inputs, 4, 2, seed(0), precision);
         assert_eq!(run(Precision::Single), [[10.5, 200.5, 30.5, 400.5], [10., 200., 30., 400.]]);
         // 2^24 + 1 is no f32.
         let nodes = [Node::Input(0), Node::Constant(1.0), Node::Binary(BinaryOp::Add, 0, 1)];
-        let sum = |precision| map(&nodes, &[2], &[vec![16777216.0]], 1, 1, 0, precision)[0][0];
+        let sum = |precision| map(&nodes, &[2], &[vec![16777216.0]], 1, 1, seed(0), precision)[0][0];
         assert_eq!(sum(Precision::Single), 16777216.0);
         assert_eq!(sum(Precision::Double), 16777217.0);
     }
@@ -175,7 +179,9 @@ mod tests {
 
     #[test]
     fn random_numbers_depend_on_seed_salt_and_index_alone() {
-        let draw = |seed, salt| map(&[Node::Random { salt }], &[0], &[], 1000, 10, seed, Precision::Single);
+        let draw = |number, salt| {
+            map(&[Node::Random { salt }], &[0], &[], 1000, 10, seed(number), Precision::Single)
+        };
         assert_eq!(draw(1, 2), draw(1, 2));
         assert_ne!(draw(1, 2), draw(1, 3));
         assert_ne!(draw(1, 2), draw(2, 2));

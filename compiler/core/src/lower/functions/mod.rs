@@ -15,8 +15,9 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+use crate::schedule::{Schedule, Step};
 use pipec_program::id::IdVec;
-use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, Slice, TensorType};
+use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, Pass, Slice, TensorType};
 use std::borrow::Cow;
 
 pub(crate) use layout::{has_master, place_parameters};
@@ -67,8 +68,8 @@ pub struct Backward {
     pub inputs: Option<StageFunction>,
     /// The pass with respect to weights in one.
     pub weights: Option<StageFunction>,
-    /// The pass with respect to weights product by product.
-    pub products: Vec<StageFunction>,
+    /// The pass with respect to weights in parts of as equal numbers of products as can be; there may be parts without.
+    pub parts: Vec<StageFunction>,
 }
 
 /// Which backward passes a schedule asks for.
@@ -78,21 +79,42 @@ pub struct Wanted {
     pub fused: bool,
     /// The weight gradients of a unit in one.
     pub weights: bool,
-    /// The weight gradients product by product.
-    pub products: bool,
+    /// The weight gradients of a unit in so many parts.
+    pub parts: Option<u16>,
+}
+
+impl Wanted {
+    /// What a schedule asks for.
+    pub fn by(schedule: &Schedule) -> Self {
+        let mut wanted = Self::default();
+        for &step in schedule.devices.values().flatten() {
+            match step {
+                Step::Pass(Pass::BW, _) | Step::Pair { pass: Pass::BW, .. } => wanted.fused = true,
+                Step::Pass(Pass::W, _) => wanted.weights = true,
+                Step::Product(_, part) => wanted.parts = wanted.parts.max(Some(part.saturating_add(1))),
+                Step::Pass(Pass::F | Pass::B | Pass::R, _) | Step::Pair { .. } => {}
+            }
+        }
+        wanted
+    }
+
+    /// Whether weight gradients are a pass of their own.
+    pub(crate) fn splits(self) -> bool {
+        self.weights || self.parts.is_some()
+    }
 }
 
 impl SliceFunctions {
     /// All functions, in the order in which programs list them.
     pub fn all(&self) -> impl Iterator<Item = &StageFunction> {
-        let Backward { fused, inputs, weights, products } = &self.backward;
-        [&self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(products)
+        let Backward { fused, inputs, weights, parts } = &self.backward;
+        [&self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(parts)
     }
 
     /// All functions, to be changed.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut StageFunction> {
-        let Backward { fused, inputs, weights, products } = &mut self.backward;
-        [&mut self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(products)
+        let Backward { fused, inputs, weights, parts } = &mut self.backward;
+        [&mut self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(parts)
     }
 
     /// The function of a backward pass: both passes, or that with respect to inputs.
@@ -103,8 +125,8 @@ impl SliceFunctions {
 
     /// The functions of the weight gradients, if they stand alone.
     pub fn weights(&self) -> impl Iterator<Item = &StageFunction> {
-        let Backward { weights, products, .. } = &self.backward;
-        weights.iter().chain(products)
+        let Backward { weights, parts, .. } = &self.backward;
+        weights.iter().chain(parts)
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Backward, Region, SliceFunctions, StageFunction, StageFunctions, Sta
 use crate::graph::{Graph, Graphs, Kind, Phase};
 use crate::spec::{Model, Piece};
 use pipec_program as program;
-use pipec_program::id::{Id, IdVec};
+use pipec_program::id::IdVec;
 use pipec_program::{Bytes, Kernel, Node, Op, Output, ParameterId, Slice, TensorType, ValueId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -198,7 +198,7 @@ impl<'a> Passes<'a> {
             pending: BTreeMap::new(),
             pending_end: Bytes::ZERO,
         };
-        passes.place_kept(wanted.weights || wanted.products);
+        passes.place_kept(wanted.splits());
         passes
     }
 
@@ -208,7 +208,7 @@ impl<'a> Passes<'a> {
     }
 
     fn functions(&self, name: &str, wanted: Wanted) -> SliceFunctions {
-        let splits = wanted.weights || wanted.products;
+        let splits = wanted.splits();
         let products = self.products();
         let mut backward = Backward::default();
         if wanted.fused {
@@ -222,14 +222,14 @@ impl<'a> Passes<'a> {
             let pass = self.backward(program::Pass::W, |product| product.is_some());
             backward.weights = Some(pass.finish(&format!("weights_{name}")));
         }
-        if wanted.products {
-            // Without any there is still a pass, which then does nothing.
-            let count = products.iter().copied().max().map_or(1, |last| last + 1);
-            let function = |number: usize| -> StageFunction {
-                let pass = self.backward(program::Pass::W, |product| product == Some(number));
-                pass.finish(&format!("weights_{name}_{number}"))
+        if let Some(parts) = wanted.parts {
+            let count = products.last().map_or(0, |last| last + 1);
+            let part_of = |product: usize| product * usize::from(parts) / count.max(usize::from(parts));
+            let function = |part: u16| -> StageFunction {
+                let takes = |product: Option<usize>| product.map(part_of) == Some(usize::from(part));
+                self.backward(program::Pass::W, takes).finish(&format!("weights_{name}_w{part}"))
             };
-            backward.products = (0..count).map(function).collect();
+            backward.parts = (0..parts).map(function).collect();
         }
         SliceFunctions {
             input: self.input.iter().map(|(ty, _)| ty.clone()).collect(),
@@ -241,19 +241,13 @@ impl<'a> Passes<'a> {
         }
     }
 
-    /// The product of each kernel that stands in a pass over weights of its own, in the order of the backward pass.
+    /// The product of each kernel of the pass with respect to weights, in the order of the backward pass.
     fn products(&self) -> Vec<usize> {
         let mut products = Vec::new();
         let mut count = 0;
-        for (phase, kernel) in self.pieces.iter().rev().flat_map(|part| &part.graph.backward) {
-            match weight_kernel(*phase, &kernel.op) {
-                Some(WeightKernel::Product) => {
-                    products.push(count);
-                    count += 1;
-                }
-                Some(WeightKernel::Bias) => products.push(count.max(1) - 1),
-                None => {}
-            }
+        for part in self.pieces.iter().rev() {
+            products.extend(part.graph.products().into_iter().map(|product| count + product));
+            count = products.last().map_or(0, |last| last + 1);
         }
         products
     }
@@ -264,7 +258,7 @@ impl<'a> Passes<'a> {
         let mut read_by_weights: BTreeSet<Home> = BTreeSet::new();
         for (position, part) in self.pieces.iter().enumerate() {
             for (phase, kernel) in &part.graph.backward {
-                let by_weights = splits && weight_kernel(*phase, &kernel.op).is_some();
+                let by_weights = splits && *phase == Phase::W;
                 for &value in &kernel.inputs {
                     let origin = part.graph.origin(value);
                     match part.graph.values[origin].kind {
@@ -415,7 +409,7 @@ impl<'a> Passes<'a> {
         let mut products = self.products().into_iter();
         for (position, part) in self.pieces.iter().enumerate().rev() {
             for (phase, kernel) in &part.graph.backward {
-                let product = weight_kernel(*phase, &kernel.op).and_then(|_| products.next());
+                let product = if *phase == Phase::W { products.next() } else { None };
                 if !takes(product) {
                     continue;
                 }
@@ -498,46 +492,6 @@ impl<'a> Passes<'a> {
             sizes.insert(Region::PrefixGradient(slice), self.states[slice].end);
         }
         Pass::new(sizes, which)
-    }
-}
-
-/// What a kernel is in a pass over weights of its own.
-enum WeightKernel {
-    /// The product of a weight or the gradient of a table: the first kernel of a part of the pass.
-    Product,
-    /// The gradient of the bias that belongs to the product before.
-    Bias,
-}
-
-/// What a kernel is in a pass over weights of its own; none if it stands in the pass over inputs, where the gradients of
-/// norms and positions are, which are small.
-fn weight_kernel(phase: Phase, op: &Op) -> Option<WeightKernel> {
-    if phase == Phase::B {
-        return None;
-    }
-    match op {
-        Op::Matmul { .. } | Op::EmbeddingGrad => Some(WeightKernel::Product),
-        Op::SumRows => Some(WeightKernel::Bias),
-        Op::PositionsGrad { .. }
-        | Op::RmsNormGainGrad
-        | Op::LayerNormParamGrad
-        | Op::Embedding
-        | Op::Positions { .. }
-        | Op::RmsNorm { .. }
-        | Op::RmsNormGrad
-        | Op::LayerNorm { .. }
-        | Op::LayerNormGrad
-        | Op::Rope { .. }
-        | Op::Attention(_)
-        | Op::AttentionGrad(_)
-        | Op::Softmax
-        | Op::SoftmaxGrad
-        | Op::CrossEntropy { .. }
-        | Op::CrossEntropyGrad { .. }
-        | Op::Map { .. }
-        | Op::SumSquares
-        | Op::ClipFactor { .. }
-        | Op::AdamW { .. } => None,
     }
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 use crate::graph::samples;
-use crate::graph::{Graphs, build};
+use crate::graph::{Extent, Graphs, build};
 use crate::spec::{Choice, LIBRARY, Model, Optimizer, Sources, resolve};
 use pipe_grammar::diagnostic::SourceId;
 use pipec_program::id::Id;
@@ -10,8 +10,29 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
-fn graphs(model: &Model, sequences: u64, tokens: u64, precision: DType) -> Graphs {
-    model.layers.values().map(|layer| build(layer, sequences, tokens, precision)).collect()
+const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None };
+
+fn graphs(model: &Model, sequences: u64, tokens: u64, precision: DType) -> IdVec<Slice, Graphs> {
+    let extent = Extent { sequences, lengths: &[tokens], slice: 0, reach: None };
+    vec![model.layers.values().map(|layer| build(layer, extent, precision)).collect()].into()
+}
+
+fn passes(stage: &StageFunctions) -> &SliceFunctions {
+    &stage.slices[Slice(0)]
+}
+
+fn saved(stage: &StageFunctions) -> Bytes {
+    let forward = forward(stage);
+    let region = forward.regions.iter().find(|(_, region)| **region == Region::Saved);
+    region.map(|(param, _)| forward.function.params[param].bytes).unwrap_or_default()
+}
+
+fn forward(stage: &StageFunctions) -> &StageFunction {
+    &stage.slices[Slice(0)].forward
+}
+
+fn backward(stage: &StageFunctions) -> &StageFunction {
+    stage.slices[Slice(0)].backward.fused.as_ref().expect("it was asked for")
 }
 
 fn llama(depth: usize, tied: bool) -> Model {
@@ -35,9 +56,9 @@ fn gpt(depth: usize, tied: bool) -> Model {
 }
 
 fn stage(model: &Model, pieces: Range<usize>, precision: DType) -> StageFunctions {
-    let functions = stage_functions(model, &graphs(model, 2, 8, precision), pieces, "forward", "backward");
-    check(&functions.forward.function);
-    check(&functions.backward.function);
+    let functions = stage_functions(model, &graphs(model, 2, 8, precision), pieces, "g0", FUSED);
+    check(&forward(&functions).function);
+    check(&backward(&functions).function);
     functions
 }
 
@@ -133,19 +154,19 @@ fn print(function: &StageFunction) -> String {
 #[test]
 fn first_stage() {
     let functions = stage(&llama(1, false), 0..2, DType::F32);
-    assert!(functions.input.is_empty());
-    insta::assert_snapshot!("first_forward", print(&functions.forward));
-    insta::assert_snapshot!("first_backward", print(&functions.backward));
+    assert!(passes(&functions).input.is_empty());
+    insta::assert_snapshot!("first_forward", print(forward(&functions)));
+    insta::assert_snapshot!("first_backward", print(backward(&functions)));
 }
 
 #[test]
 fn last_stage() {
     let functions = stage(&llama(1, false), 2..3, DType::F32);
-    assert!(functions.output.is_empty());
+    assert!(passes(&functions).output.is_empty());
     // The norm, its statistic, the logits and theirs; the input is kept by the caller.
-    assert_eq!(functions.saved, Bytes(16 * 16 * 4 + 64 + 16 * 32 * 4 + 64));
-    insta::assert_snapshot!("last_forward", print(&functions.forward));
-    insta::assert_snapshot!("last_backward", print(&functions.backward));
+    assert_eq!(saved(&functions), Bytes(16 * 16 * 4 + 64 + 16 * 32 * 4 + 64));
+    insta::assert_snapshot!("last_forward", print(forward(&functions)));
+    insta::assert_snapshot!("last_backward", print(backward(&functions)));
 }
 
 #[test]
@@ -156,8 +177,8 @@ fn every_cut_of_every_sample_is_sound() {
                 for first in 0..model.pieces.len() {
                     for end in first + 1..=model.pieces.len() {
                         let functions = stage(&model, first..end, precision);
-                        assert_eq!(functions.input.is_empty(), first == 0);
-                        assert_eq!(functions.output.is_empty(), end == model.pieces.len());
+                        assert_eq!(passes(&functions).input.is_empty(), first == 0);
+                        assert_eq!(passes(&functions).output.is_empty(), end == model.pieces.len());
                     }
                 }
             }
@@ -175,8 +196,8 @@ fn a_cut_changes_no_kernel() {
     let whole = stage(&model, 0..5, DType::F32);
     let parts: Vec<StageFunctions> =
         [0..2, 2..3, 3..5].map(|pieces| stage(&model, pieces, DType::F32)).into();
-    let forward: Vec<Op> = parts.iter().flat_map(|part| ops(&part.forward)).collect();
-    assert_eq!(ops(&whole.forward), forward);
+    let of_parts: Vec<Op> = parts.iter().flat_map(|part| ops(forward(&part))).collect();
+    assert_eq!(ops(forward(&whole)), of_parts);
     // Scalars are numbered by function; here only dropout has one in the parts without a loss.
     let without_scalars = |mut ops: Vec<Op>| {
         for op in &mut ops {
@@ -186,15 +207,15 @@ fn a_cut_changes_no_kernel() {
         }
         ops
     };
-    let backward: Vec<Op> = parts.iter().rev().flat_map(|part| ops(&part.backward)).collect();
-    assert_eq!(without_scalars(ops(&whole.backward)), without_scalars(backward));
+    let of_parts: Vec<Op> = parts.iter().rev().flat_map(|part| ops(backward(&part))).collect();
+    assert_eq!(without_scalars(ops(backward(&whole))), without_scalars(of_parts));
 }
 
 #[test]
 fn random_sites_of_a_model_differ() {
     let model = gpt(3, false);
     let salts = |functions: &StageFunctions| -> Vec<u64> {
-        let (_, kernels) = body(&functions.forward.function);
+        let (_, kernels) = body(&forward(&functions).function);
         let nodes = kernels.iter().flat_map(|kernel| match &kernel.op {
             Op::Map { nodes, .. } => nodes.clone(),
             _ => Vec::new(),
@@ -212,8 +233,8 @@ fn tied_parameters_are_one() {
     assert_eq!(whole.parameters.len() + 1, untied.parameters.len());
     assert_eq!(whole.weights + Bytes(32 * 16 * 4), untied.weights);
     // Both uses add to the gradient of the table.
-    let (values, kernels) = body(&whole.backward.function);
-    let gradients = whole.backward.regions.iter().find(|(_, region)| **region == Region::Gradients);
+    let (values, kernels) = body(&backward(&whole).function);
+    let gradients = backward(&whole).regions.iter().find(|(_, region)| **region == Region::Gradients);
     let gradients = gradients.expect("the stage has parameters").0;
     let adding = kernels.iter().flat_map(|kernel| &kernel.outputs).filter(|output| {
         let value = &values[output.value];
@@ -258,15 +279,15 @@ fn workspaces_of_shipped_models_are_tight() {
             Ok(resolution) => resolution.spec,
             Err(errors) => panic!("{name}: {errors:?}"),
         };
-        let graphs = crate::graph::graphs(&spec.model, &spec.train);
-        for graph in graphs.values() {
+        let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
+        for graph in graphs.values().flat_map(|graphs| graphs.values()) {
             assert_eq!(crate::graph::verify(graph), Vec::<String>::new(), "{name}");
         }
         let end = spec.model.pieces.len();
         for pieces in [0..1, 0..2, 1..2, end / 2..end / 2 + 2, 1..end - 1, 0..end, end - 2..end, end - 1..end]
         {
-            let functions = stage_functions(&spec.model, &graphs, pieces.clone(), "f", "b");
-            for function in [&functions.forward.function, &functions.backward.function] {
+            let functions = stage_functions(&spec.model, &graphs, pieces.clone(), "g0", FUSED);
+            for function in [&forward(&functions).function, &backward(&functions).function] {
                 let (size, bound) = workspace(function);
                 assert!(size.0 as f64 <= bound as f64 * 1.05, "{name} {pieces:?}: {size} for {bound} live");
             }
@@ -323,9 +344,9 @@ fn deep_stages_are_made_in_linear_time() {
     let kernels = |depth: usize| {
         let model = llama(depth, false);
         let graphs = graphs(&model, 2, 8, DType::F32);
-        let functions = stage_functions(&model, &graphs, 0..depth + 2, "f", "b");
-        let workspace = workspace(&functions.backward.function).0;
-        (body(&functions.backward.function).1.len(), workspace)
+        let functions = stage_functions(&model, &graphs, 0..depth + 2, "g0", FUSED);
+        let workspace = workspace(&backward(&functions).function).0;
+        (body(&backward(&functions).function).1.len(), workspace)
     };
     let (few, workspace) = kernels(2);
     let (many, deep_workspace) = kernels(126);

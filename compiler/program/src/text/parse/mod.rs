@@ -118,7 +118,8 @@ impl Parser {
                 name: String::new(),
                 compiler: String::new(),
                 inputs: String::new(),
-                batch: Batch { micro_batches: 0, sequences: 0, tokens: 0, slices: 0, stages: 0 },
+                batch: Batch { micro_batches: 0, sequences: 0, tokens: 0, slices: 0, stages: 0, copies: 0 },
+                slices: IdVec::new(),
                 training: Training {
                     steps: None,
                     seed: 0,
@@ -205,7 +206,7 @@ impl Parser {
             }
             "batch" => {
                 once(c, at, word, &mut self.lines.batch, self.number)?;
-                self.program.batch = tables::batch(c)?;
+                (self.program.batch, self.program.slices) = tables::batch(c)?;
             }
             "training" => {
                 once(c, at, word, &mut self.lines.training, self.number)?;

@@ -2,6 +2,7 @@
 
 use super::cursor::{BYTES_PER_SECOND, Cursor, FLOPS_PER_SECOND, Parsed, TIME};
 use super::{Parser, shortened};
+use crate::id::{IdVec, Slice};
 use crate::id::Id;
 use crate::program::{
     Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, LearningRate, Link,
@@ -31,7 +32,8 @@ fn key(c: &mut Cursor<'_>, first: bool, word: &str) -> Parsed<()> {
     c.expect_word(word)
 }
 
-pub(super) fn batch(c: &mut Cursor<'_>) -> Parsed<Batch> {
+/// The sizes of a step with the tokens of each slice.
+pub(super) fn batch(c: &mut Cursor<'_>) -> Parsed<(Batch, IdVec<Slice, u32>)> {
     c.expect("{")?;
     key(c, true, "micro_batches")?;
     let micro_batches = c.number32()?;
@@ -40,11 +42,14 @@ pub(super) fn batch(c: &mut Cursor<'_>) -> Parsed<Batch> {
     key(c, false, "tokens")?;
     let tokens = c.number32()?;
     key(c, false, "slices")?;
-    let slices = c.number32()?;
+    let lengths: IdVec<Slice, u32> = c.list(Cursor::number32)?.into();
     key(c, false, "stages")?;
     let stages = c.number32()?;
+    key(c, false, "copies")?;
+    let copies = c.number32()?;
     c.expect("}")?;
-    Ok(Batch { micro_batches, sequences, tokens, slices, stages })
+    let slices = u32::try_from(lengths.len()).unwrap_or(u32::MAX);
+    Ok((Batch { micro_batches, sequences, tokens, slices, stages, copies }, lengths))
 }
 
 pub(super) fn training(c: &mut Cursor<'_>, training: &mut Training) -> Parsed<()> {

@@ -72,8 +72,13 @@ pub fn print_with_lines(program: &Program) -> (String, Lines) {
 fn run(w: &mut Writer, program: &Program, lines: &mut Lines) {
     let batch = &program.batch;
     w.put("batch { micro_batches ").number(batch.micro_batches).put(", sequences ").number(batch.sequences);
-    w.put(", tokens ").number(batch.tokens).put(", slices ").number(batch.slices);
-    lines.batch = w.put(", stages ").number(batch.stages).put(" }").end();
+    w.put(", tokens ").number(batch.tokens).put(", slices ");
+    let slices: Vec<u32> = program.slices.values().copied().collect();
+    w.list(&slices, |w, &tokens| {
+        w.number(tokens);
+    });
+    w.put(", stages ").number(batch.stages);
+    lines.batch = w.put(", copies ").number(batch.copies).put(" }").end();
     let training = &program.training;
     w.put("training { ");
     if let Some(steps) = training.steps {
