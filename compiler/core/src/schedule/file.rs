@@ -257,6 +257,58 @@ impl ScheduleFile {
         }
     }
 
+    /// The file of a problem whose unit is known.
+    pub fn of(problem: &Problem, scale: Scale) -> Self {
+        let table = |of: fn(&Cost) -> u64, unit: f64| {
+            let row = |stage| {
+                (0..problem.slices())
+                    .map(move |slice| of(problem.cost(StageId(stage), Slice(slice))) as f64 / unit)
+            };
+            let rows: Vec<Vec<f64>> = (0..problem.depth()).map(|stage| row(stage).collect()).collect();
+            let first = rows.iter().flatten().next().copied().unwrap_or(0.0);
+            let same = rows.iter().flatten().all(|&each| each == first);
+            Some(if same { Table::Everywhere(first) } else { Table::Stages(rows) })
+        };
+        let time = |of| table(of, scale.time);
+        let memory = |of| table(of, scale.memory).filter(|table| *table != Table::Everywhere(0.0));
+        let stages = |stages: &Vec<StageId>| stages.iter().map(|stage| stage.0).collect();
+        let placement = if problem.copies() == 2 {
+            Place::Named(PlaceName::Bidir)
+        } else {
+            Place::Stages(problem.devices().values().map(stages).collect())
+        };
+        Self {
+            devices: problem.devices().len() as u32,
+            chunks: problem.chunks(),
+            slices: problem.slices(),
+            microbatches: problem.micro_batches(),
+            placement,
+            costs: Times {
+                forward: time(|cost| cost.forward),
+                input: time(|cost| cost.input),
+                weight: time(|cost| cost.weight),
+                backward: time(|cost| cost.backward),
+                recompute: time(|cost| cost.recompute),
+                pair: time(|cost| cost.pair),
+                comm: Some(problem.delay as f64 / scale.time),
+                wparts: Some(problem.weight_parts),
+            },
+            memory: Amounts {
+                act: table(|cost| cost.activations, scale.memory),
+                b_release: released(problem),
+                grad_keep: memory(|cost| cost.gradients),
+                dkv: memory(|cost| cost.prefix),
+                ckpt: memory(|cost| cost.checkpoint),
+                limit: problem
+                    .caps
+                    .as_ref()
+                    .and_then(|caps| caps.values().min().map(|&cap| cap as f64 / scale.memory)),
+            },
+            ops: None,
+            pairs: None,
+        }
+    }
+
     /// The problem in integers, and their unit.
     ///
     /// # Errors
@@ -418,6 +470,18 @@ impl ScheduleFile {
         }
         Ok(Schedule { devices })
     }
+}
+
+/// The share of the activations that B frees, over all units; none where it frees nothing.
+fn released(problem: &Problem) -> Option<f64> {
+    let costs = || {
+        problem
+            .stages()
+            .flat_map(|stage| (0..problem.slices()).map(move |slice| problem.cost(stage, Slice(slice))))
+    };
+    let sum = |of: fn(&Cost) -> u64| costs().map(|cost| of(cost) as f64).sum::<f64>();
+    let released = sum(|cost| cost.released);
+    (released > 0.0).then(|| released / sum(|cost| cost.activations))
 }
 
 /// Steps with those at some positions joined with the next.

@@ -7,7 +7,9 @@
 //! What this module deliberately does not do: predict the times of a program. [`mod@execute`] orders steps by the times
 //! of a problem; the simulator of programs tells time.
 
+mod auto;
 mod breadth_first;
+mod channels;
 mod chimera;
 mod controllable;
 mod eight_phases;
@@ -36,6 +38,8 @@ mod verify;
 mod zb_v;
 mod zero_bubble;
 
+pub use auto::{Effort, coarser, explore};
+pub use channels::{Channels, capacity};
 pub use execute::{Deadlock, Execution, execute};
 pub use file::{Amounts, FileError, Kind, Op, Place, PlaceName, Scale, ScheduleFile, Table, Times};
 pub use memory::peaks;

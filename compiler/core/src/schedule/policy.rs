@@ -1,8 +1,9 @@
 //! The names of all policies, and the one place that calls them.
 
 use super::{
-    Placement, Problem, Refusal, Schedule, Svpp, breadth_first, chimera, controllable, eight_phases, gpipe,
-    hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp, terapipe, zb_v, zero_bubble,
+    Effort, Placement, Problem, Refusal, Schedule, Svpp, auto, breadth_first, chimera, controllable,
+    eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp, terapipe, zb_v,
+    zero_bubble,
 };
 use crate::spec;
 
@@ -46,10 +47,12 @@ pub enum Policy {
     Chimera,
     /// Waves over the devices.
     Hanayo,
+    /// The fastest order that is found.
+    Auto(Effort),
 }
 
 impl Policy {
-    /// Every policy with its usual options, each with its name.
+    /// Every policy but `auto`, with its usual options, each with its name.
     pub const ALL: [(&'static str, Self); 17] = [
         ("gpipe", Self::GPipe),
         ("breadth_first", Self::BreadthFirst),
@@ -72,6 +75,9 @@ impl Policy {
 
     /// The name of the policy, without its options.
     pub fn name(self) -> &'static str {
+        if let Self::Auto(_) = self {
+            return "auto";
+        }
         let same = |other: &Self| std::mem::discriminant(other) == std::mem::discriminant(&self);
         Self::ALL.iter().find(|(_, policy)| same(policy)).map_or("", |(name, _)| name)
     }
@@ -88,7 +94,8 @@ impl Policy {
             | Self::SlimPipe
             | Self::Svpp(_)
             | Self::ZbH1
-            | Self::ZbH2 => Placement::Loop,
+            | Self::ZbH2
+            | Self::Auto(_) => Placement::Loop,
             Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo => Placement::Zigzag,
             Self::DualPipe | Self::Chimera => Placement::Bidirectional,
         }
@@ -130,6 +137,7 @@ pub fn order(policy: Policy, problem: &Problem) -> Result<Schedule, Refusal> {
         Policy::DualPipeV => eight_phases::dualpipe_v(problem),
         Policy::Chimera => chimera::order(problem),
         Policy::Hanayo => hanayo::order(problem),
+        Policy::Auto(effort) => auto::order(problem, effort),
     }?;
     fits(problem, &schedule)?;
     Ok(schedule)

@@ -12,6 +12,7 @@ fn problem_for(policy: Policy, p: u32, v: u32, s: u32, n: u32) -> Problem {
         Policy::DualPipe | Policy::Chimera => 1,
         Policy::ZbV | Policy::VHalf | Policy::VMin | Policy::DualPipeV => 2,
         Policy::Hanayo => 2 * v,
+        Policy::Auto(_) => v,
     };
     Problem::uniform(policy.placement(), p, chunks, n, s).unwrap()
 }
