@@ -6,8 +6,8 @@ use crate::files;
 use crate::report::Reporter;
 use crate::show;
 use pipec_compiler::schedule::{
-    Effort, PlaceName, Placement, Policy, Problem, Scale, Schedule, ScheduleFile, Svpp, Table, Violation,
-    WeightGrads, execute, explore, order, peaks, verify,
+    Effort, Execution, PlaceName, Placement, Policy, Problem, Report, Scale, Schedule, ScheduleFile, Svpp,
+    Table, Violation, WeightGrads, execute, explore, order, peaks, verify,
 };
 use std::path::Path;
 
@@ -19,25 +19,24 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
         return table(arguments, reporter);
     }
     let Ordered { file, problem, scale, schedule } = ordered(arguments, &arguments.policy, reporter)?;
+    let execution = executed(&problem, &schedule, reporter)?;
+    let report = Report::new(&problem, &schedule, &execution, scale);
     if arguments.json {
-        let text = serde_json::to_string(&file.with(&problem, &schedule));
+        let text = serde_json::to_string(&file.with(&problem, &schedule, report));
         println!("{}", text.map_err(|error| Failure::internal(reporter, error.to_string()))?);
         return Ok(());
     }
-    print!("{}", picture(&problem, &schedule, scale).map_err(|broken| internal(reporter, &[broken]))?);
+    let steps: usize = schedule.devices.values().map(Vec::len).sum();
+    if steps <= MOST_DRAWN {
+        println!("{}", show::order_grid(&problem, &schedule, &execution));
+    }
+    print!("{}", show::order_summary(&report));
     Ok(())
 }
 
-/// The grid of a schedule that is not too large for one, and its figures.
-fn picture(problem: &Problem, schedule: &Schedule, scale: Scale) -> Result<String, Violation> {
-    let execution = execute(problem, schedule, |step| problem.duration(step)).map_err(Violation::Deadlock)?;
-    let steps: usize = schedule.devices.values().map(Vec::len).sum();
-    let mut text = String::new();
-    if steps <= MOST_DRAWN {
-        text += &show::order_grid(problem, schedule, &execution);
-        text.push('\n');
-    }
-    Ok(text + &show::order_summary(problem, schedule, &execution, scale))
+fn executed(problem: &Problem, schedule: &Schedule, reporter: Reporter) -> Result<Execution, Failure> {
+    execute(problem, schedule, |step| problem.duration(step))
+        .map_err(|deadlock| internal(reporter, &[Violation::Deadlock(deadlock)]))
 }
 
 /// A schedule and what it is made for.
@@ -170,8 +169,12 @@ fn sizes(
         Placement::Zigzag => PlaceName::Vshape,
         Placement::Bidirectional => PlaceName::Bidir,
     };
+    let usual = match policy {
+        Some(Policy::Interleaved { group: _ } | Policy::BreadthFirst) => 2,
+        Some(_) | None => 1,
+    };
     let chunks = match placement {
-        Placement::Loop => arguments.virtual_stages.unwrap_or(1),
+        Placement::Loop => arguments.virtual_stages.unwrap_or(usual),
         Placement::Zigzag => arguments.virtual_stages.unwrap_or(2),
         Placement::Bidirectional => 2 * arguments.virtual_stages.unwrap_or(1),
     };
@@ -212,8 +215,7 @@ fn table(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failur
         let (problem, scale) = file.problem().map_err(|error| Failure::usage(reporter, error.to_string()))?;
         match order(policy, &problem) {
             Ok(schedule) => {
-                let execution = execute(&problem, &schedule, |step| problem.duration(step))
-                    .map_err(|deadlock| internal(reporter, &[Violation::Deadlock(deadlock)]))?;
+                let execution = executed(&problem, &schedule, reporter)?;
                 let peak = peaks(&problem, &schedule).values().copied().max().unwrap_or(0);
                 println!(
                     "{name:<14}{:>10.2}{:>9.2} %{:>9.2} %{:>10.4}",

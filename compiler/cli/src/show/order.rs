@@ -1,7 +1,7 @@
 //! A schedule without a program: the text grid of its in-order execution, and its figures.
 
 use super::axis::percent;
-use pipec_compiler::schedule::{Channels, Execution, Problem, Scale, Schedule, Step, capacity, peaks};
+use pipec_compiler::schedule::{Execution, Problem, Report, Schedule, Step};
 use pipec_program::{DeviceId, Pass, Unit};
 
 /// The most columns of a grid; a longer one is scaled down to them.
@@ -43,19 +43,16 @@ pub fn order_grid(problem: &Problem, schedule: &Schedule, execution: &Execution)
 }
 
 /// `makespan 33, bubble 27.3 %, ...`: time and memory in the units of the problem file.
-pub fn order_summary(problem: &Problem, schedule: &Schedule, execution: &Execution, scale: Scale) -> String {
-    let peak = peaks(problem, schedule).values().copied().max().unwrap_or(0) as f64 / scale.memory;
-    let buffers = |channels| {
-        capacity(problem, schedule, channels).map_or("out of order".to_owned(), |found| found.to_string())
-    };
+pub fn order_summary(report: &Report) -> String {
+    let buffers = |found: Option<u32>| found.map_or("out of order".to_owned(), |found| found.to_string());
     format!(
         "makespan {}, bubble {}, window bubble {}, peak memory {:.4} A\nmessages that channels must hold: {} per pair of devices, {} per stage\n",
-        short(execution.makespan() as f64 / scale.time),
-        percent(execution.bubble()),
-        percent(execution.window_bubble()),
-        peak,
-        buffers(Channels::PerPair),
-        buffers(Channels::PerStage),
+        short(report.makespan),
+        percent(report.bubble),
+        percent(report.bubble_window),
+        report.peak_memory,
+        buffers(report.min_send_buffers_per_pair),
+        buffers(report.min_send_buffers_per_kind),
     )
 }
 

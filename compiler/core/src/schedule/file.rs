@@ -4,7 +4,7 @@
 //! double can say. Optional entries have the defaults of a uniform pipeline whose passes take one unit of time and whose
 //! activations of one micro-batch over the whole model are one unit of memory, A.
 
-use super::{Cost, Problem, ProblemError, Schedule, Step};
+use super::{Channels, Cost, Execution, Problem, ProblemError, Schedule, Step, capacity, peaks};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, MicroBatch, Pass, Slice, StageId, Unit};
 use serde::{Deserialize, Serialize};
@@ -40,6 +40,45 @@ pub struct ScheduleFile {
     /// For each device the positions in `ops` of forward passes that are one block with the backward pass after them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<Vec<Vec<usize>>>,
+    /// What the schedule takes. Written, and not read back.
+    #[serde(default, skip_deserializing, skip_serializing_if = "Option::is_none")]
+    pub report: Option<Report>,
+}
+
+/// Times and memory of a schedule, in the units of its file.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// The end of the last pass.
+    pub makespan: f64,
+    /// Idle share of the makespan of all devices.
+    pub bubble: f64,
+    /// Idle share of the longest window of a device.
+    pub bubble_window: f64,
+    /// The most memory of any device.
+    pub peak_memory: f64,
+    /// By device.
+    pub peak_memory_per_device: Vec<f64>,
+    /// Messages that every channel must hold, with one channel per ordered pair of devices; none if their order differs.
+    pub min_send_buffers_per_pair: Option<u32>,
+    /// The same with one channel per kind of message and receiving stage.
+    pub min_send_buffers_per_kind: Option<u32>,
+}
+
+impl Report {
+    /// The figures of a schedule and its execution.
+    pub fn new(problem: &Problem, schedule: &Schedule, execution: &Execution, scale: Scale) -> Self {
+        let peaks = peaks(problem, schedule);
+        let peaks: Vec<f64> = peaks.values().map(|&peak| peak as f64 / scale.memory).collect();
+        Self {
+            makespan: execution.makespan() as f64 / scale.time,
+            bubble: execution.bubble(),
+            bubble_window: execution.window_bubble(),
+            peak_memory: peaks.iter().copied().fold(0.0, f64::max),
+            peak_memory_per_device: peaks,
+            min_send_buffers_per_pair: capacity(problem, schedule, Channels::PerPair),
+            min_send_buffers_per_kind: capacity(problem, schedule, Channels::PerStage),
+        }
+    }
 }
 
 /// Where stages stand.
@@ -254,6 +293,7 @@ impl ScheduleFile {
             memory: Amounts::default(),
             ops: None,
             pairs: None,
+            report: None,
         }
     }
 
@@ -306,6 +346,7 @@ impl ScheduleFile {
             },
             ops: None,
             pairs: None,
+            report: None,
         }
     }
 
@@ -409,8 +450,8 @@ impl ScheduleFile {
         Problem::new(copies, devices, self.microbatches, self.slices, costs).map_err(FileError::Problem)
     }
 
-    /// The same problem with a schedule.
-    pub fn with(mut self, problem: &Problem, schedule: &Schedule) -> Self {
+    /// The same problem with a schedule and what it takes.
+    pub fn with(mut self, problem: &Problem, schedule: &Schedule, report: Report) -> Self {
         let chunk = |device: DeviceId, stage: StageId| {
             let chunks = problem.devices().get(device).map_or(&[][..], Vec::as_slice);
             chunks.iter().position(|&each| each == stage).unwrap_or(0) as u32
@@ -434,6 +475,7 @@ impl ScheduleFile {
             pairs.push(paired);
         }
         self.ops = Some(ops);
+        self.report = Some(report);
         self.pairs = pairs.iter().any(|paired| !paired.is_empty()).then_some(pairs);
         self
     }

@@ -41,7 +41,7 @@ mod zero_bubble;
 pub use auto::{Effort, coarser, explore};
 pub use channels::{Channels, capacity};
 pub use execute::{Deadlock, Execution, execute};
-pub use file::{Amounts, FileError, Kind, Op, Place, PlaceName, Scale, ScheduleFile, Table, Times};
+pub use file::{Amounts, FileError, Kind, Op, Place, PlaceName, Report, Scale, ScheduleFile, Table, Times};
 pub use memory::peaks;
 pub use policy::{Policy, order};
 pub use print::print;
