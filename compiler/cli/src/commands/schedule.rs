@@ -193,12 +193,12 @@ fn sizes(
             "W" => file.costs.weight = table,
             "BW" => file.costs.backward = table,
             "R" => file.costs.recompute = table,
-            "pair" => file.costs.pair = table,
+            "overlap" => file.costs.overlap = table,
             "comm" => file.costs.comm = Some(value),
             "wparts" => file.costs.wparts = Some(value as u16),
             _ => {
                 let message =
-                    format!("there is no cost `{name}`: they are F, B, W, BW, R, pair, comm and wparts");
+                    format!("there is no cost `{name}`: they are F, B, W, BW, R, overlap, comm and wparts");
                 return Err(Failure::usage(reporter, message));
             }
         }

@@ -121,7 +121,7 @@ pub enum Table {
     Stages(Vec<Vec<f64>>),
 }
 
-/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, a pair as F and BW, no delay, W in one part.
+/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, no overlap, no delay, W in one part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
@@ -140,9 +140,9 @@ pub struct Times {
     /// R.
     #[serde(rename = "R", default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Table>,
-    /// A forward pass and the BW of the unit in one block.
+    /// What a pair takes less than its passes one after the other, by the unit of its backward pass.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pair: Option<Table>,
+    pub overlap: Option<Table>,
     /// The delay of a message between devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<f64>,
@@ -329,7 +329,7 @@ impl ScheduleFile {
                 weight: time(|cost| cost.weight),
                 backward: time(|cost| cost.backward),
                 recompute: time(|cost| cost.recompute),
-                pair: time(|cost| cost.pair),
+                overlap: time(|cost| cost.overlap).filter(|table| *table != Table::Everywhere(0.0)),
                 comm: Some(problem.delay as f64 / scale.time),
                 wparts: Some(problem.weight_parts),
             },
@@ -370,7 +370,7 @@ impl ScheduleFile {
         };
         let backward = or("BW", &times.backward, sum(&input, &weight))?;
         let recompute = or("R", &times.recompute, forward.clone())?;
-        let pair = or("pair", &times.pair, sum(&forward, &backward))?;
+        let overlap = rows("overlap", &times.overlap, 0.0)?;
         let delay = number("comm", times.comm.unwrap_or(0.0))?;
         let parts = times.wparts.unwrap_or(1);
         if parts == 0 {
@@ -390,7 +390,7 @@ impl ScheduleFile {
         let limit = amounts.limit.map(|limit| number("limit", limit)).transpose()?;
 
         let units = problem.units() as f64;
-        let all_times = [&forward, &input, &weight, &backward, &recompute, &pair, &vec![delay]];
+        let all_times = [&forward, &input, &weight, &backward, &recompute, &overlap, &vec![delay]];
         let time = scale(all_times.into_iter().flatten().copied(), u64::from(parts), units * 8.0);
         let all_amounts = [&activations, &released, &gradients, &prefix, &checkpoint];
         let multiple = u64::from(parts) * (depth * slices) as u64;
@@ -405,7 +405,7 @@ impl ScheduleFile {
                 weight: in_time(&weight),
                 backward: in_time(&backward),
                 recompute: in_time(&recompute),
-                pair: in_time(&pair),
+                overlap: in_time(&overlap),
                 activations: in_memory(&activations),
                 released: in_memory(&released),
                 gradients: in_memory(&gradients),

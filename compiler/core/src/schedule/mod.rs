@@ -12,6 +12,7 @@ mod breadth_first;
 mod channels;
 mod chimera;
 mod controllable;
+pub mod csv;
 mod eight_phases;
 mod execute;
 mod file;

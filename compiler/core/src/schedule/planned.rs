@@ -15,8 +15,7 @@ impl Plan {
         let costs = stages.flat_map(|stage| {
             let (forward, backward) = (stage.forward.0.max(1), stage.backward.0.max(1));
             let (weight, input) = (backward / 2, backward.div_ceil(2));
-            let pair = forward.saturating_add(backward);
-            let cost = Cost { forward, backward, input, weight, recompute: forward, pair, ..Cost::UNIT };
+            let cost = Cost { forward, backward, input, weight, recompute: forward, ..Cost::UNIT };
             std::iter::repeat_n(cost, self.slices as usize)
         });
         Problem::new(1, self.devices.clone(), self.micro_batches, self.slices, costs.collect())

@@ -30,7 +30,7 @@ pub fn coarser(problem: &Problem, placement: Placement, chunks: u32, slices: u32
                 weight: sum.weight + cost.weight,
                 backward: sum.backward + cost.backward,
                 recompute: sum.recompute + cost.recompute,
-                pair: sum.pair + cost.pair,
+                overlap: sum.overlap + cost.overlap,
                 activations: sum.activations + cost.activations,
                 released: sum.released + cost.released,
                 gradients: sum.gradients + cost.gradients,
@@ -50,7 +50,7 @@ const NOTHING: Cost = Cost {
     weight: 0,
     backward: 0,
     recompute: 0,
-    pair: 0,
+    overlap: 0,
     activations: 0,
     released: 0,
     gradients: 0,
@@ -64,21 +64,25 @@ const NOTHING: Cost = Cost {
 /// # Errors
 /// A device whose memory does not hold one micro-batch.
 pub fn explore(problem: &Problem, effort: Effort) -> Result<(Problem, Schedule), Refusal> {
-    let divisors = |number: u32| (1..=number).filter(move |divisor| number.is_multiple_of(*divisor));
+    // Finer pieces first: they are faster as a rule, and what cannot be as fast is then left out.
+    let divisors = |number: u32| (1..=number).rev().filter(move |divisor| number.is_multiple_of(*divisor));
     let mut best: Option<(u64, Problem, Schedule)> = None;
     let mut refusal = None;
     for slices in divisors(problem.slices()) {
         for chunks in divisors(problem.chunks()) {
-            for placement in [Placement::Loop, Placement::Zigzag] {
+            for placement in [Placement::Zigzag, Placement::Loop] {
                 if placement == Placement::Zigzag && chunks == 1 {
                     continue;
                 }
                 let Some(joined) = coarser(problem, placement, chunks, slices) else { continue };
+                if best.as_ref().is_some_and(|(least, ..)| super::bound(&joined) > *least) {
+                    continue;
+                }
                 match super::super::order(Policy::Auto(effort), &joined) {
                     Ok(schedule) => {
                         let time = super::execute(&joined, &schedule, |step| joined.duration(step)).ok();
                         let makespan = time.map_or(u64::MAX, |time| time.makespan());
-                        if best.as_ref().is_none_or(|(least, ..)| makespan < *least) {
+                        if best.as_ref().is_none_or(|(least, ..)| makespan <= *least) {
                             best = Some((makespan, joined, schedule));
                         }
                     }

@@ -34,7 +34,7 @@ pub enum Effort {
 }
 
 impl Effort {
-    /// Steps whose times are computed in each of the two searches.
+    /// Steps that each of the two random searches orders at most.
     fn budget(self) -> usize {
         match self {
             Self::Least => 0,
@@ -43,11 +43,23 @@ impl Effort {
             Self::Most => 300_000_000,
         }
     }
+
+    /// Warm-ups tried at most.
+    fn warm_ups(self) -> usize {
+        match self {
+            Self::Least => 0,
+            Self::Usual => 150,
+            Self::More => 1500,
+            Self::Most => 15_000,
+        }
+    }
 }
 
 /// The best order so far.
 struct Best<'a> {
     problem: &'a Problem,
+    /// No order is faster.
+    bound: u64,
     found: Option<Found>,
 }
 
@@ -84,7 +96,7 @@ impl<'a> Best<'a> {
 
     /// Whether the best is as fast as any order can be.
     fn is_least(&self) -> bool {
-        self.found.as_ref().is_some_and(|found| found.makespan <= bound(self.problem))
+        self.found.as_ref().is_some_and(|found| found.makespan <= self.bound)
     }
 }
 
@@ -93,7 +105,7 @@ impl<'a> Best<'a> {
 /// # Errors
 /// A device whose memory does not hold one micro-batch.
 pub(super) fn order(problem: &Problem, effort: Effort) -> Result<Schedule, Refusal> {
-    let mut best = Best { problem, found: None };
+    let mut best = Best { problem, bound: bound(problem), found: None };
     named(&mut best);
     by_rules(&mut best);
     if effort > Effort::Least && !best.is_least() {
@@ -205,6 +217,9 @@ fn by_rules(best: &mut Best<'_>) {
         };
         for limit in limits(problem, backward) {
             for &first in &orders {
+                if best.is_least() {
+                    return;
+                }
                 for &weights in times {
                     for alternate in [true, false] {
                         let rules = Rules { backward, first, weights, alternate, limit: limit.as_ref() };

@@ -39,6 +39,9 @@ pub(super) fn search(best: &mut Best<'_>, effort: Effort) {
     };
     let mut seen: Vec<Slots> = Vec::new();
     for hops in hops(problem.chunks(), most_hop) {
+        if best.is_least() {
+            return;
+        }
         for backward in [Backward::Split, Backward::Whole] {
             let least = 3 * u64::from(problem.chunks() * problem.slices());
             let found = (least..least + 3).find_map(|period| slots(problem, backward, hops, period));

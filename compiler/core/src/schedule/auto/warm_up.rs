@@ -25,7 +25,7 @@ pub(super) fn search(best: &mut Best<'_>, effort: Effort) {
     let p = problem.devices().len();
     let (v, s) = (problem.chunks() as usize, problem.slices() as usize);
     let steps = 3 * problem.units();
-    let tries = (effort.budget() / steps.max(1)).min(2000);
+    let tries = (effort.budget() / steps.max(1)).min(effort.warm_ups());
     let mut fastest: Option<(u64, Shape)> = None;
     for group in super::groups(problem) {
         for quarters in [2, 3, 4, 5, 6, 8] {

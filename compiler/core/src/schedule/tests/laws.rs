@@ -4,7 +4,7 @@ use super::*;
 use proptest::prelude::*;
 
 /// A problem for a policy, which may still refuse it.
-fn problem_for(policy: Policy, p: u32, v: u32, s: u32, n: u32) -> Problem {
+pub(super) fn problem_for(policy: Policy, p: u32, v: u32, s: u32, n: u32) -> Problem {
     let chunks = match policy {
         Policy::GPipe | Policy::BreadthFirst | Policy::Interleaved { .. } | Policy::Seq1F1B => v,
         Policy::SlimPipe | Policy::Svpp(_) => v,
@@ -81,7 +81,7 @@ fn policies_that_are_one_another() {
     }
 }
 
-fn costs() -> impl Strategy<Value = Cost> {
+pub(super) fn costs() -> impl Strategy<Value = Cost> {
     (1..20_u64, 1..20_u64, 1..20_u64, 1..9_u64, 0..4_u64, 0..4_u64, 0..3_u64).prop_map(
         |(forward, input, weight, activations, released, gradients, prefix)| Cost {
             forward,
@@ -89,7 +89,7 @@ fn costs() -> impl Strategy<Value = Cost> {
             weight,
             backward: input + weight,
             recompute: forward,
-            pair: forward + input + weight,
+            overlap: 0,
             activations,
             released: released.min(activations),
             gradients,

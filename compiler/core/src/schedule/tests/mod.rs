@@ -1,6 +1,9 @@
 //! Orders against published ones, laws over all small pipelines, closed forms.
 
+mod auto;
 mod closed_forms;
+mod csv;
+mod grids;
 mod laws;
 
 use super::*;
