@@ -67,6 +67,8 @@ pub enum Command {
     Verify(VerifyArguments),
     /// Lays out `.pipe` files in the canonical way.
     Fmt(FmtArguments),
+    /// Orders the passes of a pipeline without a model.
+    Schedule(Box<ScheduleArguments>),
     /// Explains an error code.
     Explain(ExplainArguments),
 }
@@ -271,6 +273,66 @@ pub struct FmtArguments {
     /// Change nothing; fail and name the files that would change.
     #[arg(long)]
     pub check: bool,
+}
+
+/// `pipec schedule`.
+#[derive(Debug, Args)]
+pub struct ScheduleArguments {
+    /// The policy: a name, `auto` for the fastest order that is found, `all` for a table of all of them, or `given` for
+    /// the order that the problem file holds.
+    #[arg(long, value_name = "NAME", default_value = "one_f_one_b")]
+    pub policy: String,
+    /// A problem as JSON, instead of the sizes below; `-` for standard input.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["devices", "virtual_stages", "slices", "microbatches", "costs"])]
+    pub problem: Option<PathBuf>,
+    /// Devices of the pipeline.
+    #[arg(long, value_name = "P", default_value_t = 4)]
+    pub devices: u32,
+    /// Stages of each device, of each copy of the pipeline; with `auto` the most. What a policy is made for without it.
+    #[arg(long = "virtual", value_name = "V")]
+    pub virtual_stages: Option<u32>,
+    /// Slices of a sequence; with `auto` the most.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub slices: u32,
+    /// Micro-batches of a step.
+    #[arg(long, value_name = "N", default_value_t = 8)]
+    pub microbatches: u32,
+    /// Times of the passes of a unit, such as `F=1,B=1,W=1,comm=0.1`.
+    #[arg(long, value_name = "COSTS", value_delimiter = ',')]
+    pub costs: Vec<String>,
+    /// The most memory of a device, in activations of one micro-batch over the whole model.
+    #[arg(long, value_name = "A")]
+    pub memory: Option<f64>,
+    /// `svpp`: the most units alive on a device.
+    #[arg(long, value_name = "UNITS")]
+    pub in_flight: Option<u32>,
+    /// `svpp`: forward passes of the warm-up per hop, 1 to 2.
+    #[arg(long, value_name = "BIAS", default_value_t = 1.0)]
+    pub bias: f64,
+    /// `svpp`: how weight gradients are computed.
+    #[arg(long, value_enum, default_value_t = WeightGradsChoice::Fused)]
+    pub weight_grads: WeightGradsChoice,
+    /// `interleaved` and `svpp`: micro-batches of a round.
+    #[arg(long, value_name = "N")]
+    pub group: Option<u32>,
+    /// `auto`: how long to search, 0 to 3.
+    #[arg(long, value_name = "LEVEL", default_value_t = 1)]
+    pub effort: u8,
+    /// Write the schedule as JSON.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// How weight gradients are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum WeightGradsChoice {
+    /// With the input gradients, in one pass.
+    Fused,
+    /// In a pass of their own.
+    Split,
+    /// GEMM by GEMM.
+    PerGemm,
 }
 
 /// `pipec explain`.

@@ -8,6 +8,7 @@ mod fmt;
 mod load;
 mod profile;
 mod run;
+mod schedule;
 mod show;
 mod simulate;
 mod verify;
@@ -92,6 +93,7 @@ pub fn execute(command: &Command, reporter: Reporter) -> Result<(), Failure> {
         Command::Profile(arguments) => profile::execute(arguments, reporter),
         Command::Verify(arguments) => verify::execute(arguments, reporter),
         Command::Fmt(arguments) => fmt::execute(arguments, reporter),
+        Command::Schedule(arguments) => schedule::execute_policy(arguments, reporter),
         Command::Explain(arguments) => explain::execute(arguments, reporter),
     }
 }

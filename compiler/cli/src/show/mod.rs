@@ -8,6 +8,7 @@
 mod axis;
 mod grid;
 mod json;
+mod order;
 mod profile;
 mod scene;
 mod schedule;
@@ -20,6 +21,7 @@ mod tests;
 
 pub use grid::{Scale, grid};
 pub use json::{JsonError, json, timeline_from_json};
+pub use order::{order_grid, order_summary};
 pub use profile::{profile_from_json, profile_json};
 pub use schedule::schedule_json;
 pub use svg::svg;

@@ -3,8 +3,7 @@
 //! Memory is taken at the start of a step and given back at its end, so that the order of a device alone decides its
 //! peak. What counts is what [`super::Cost`] names; messages, workspaces and fragmentation do not.
 
-use super::problem::share;
-use super::{Problem, Schedule, Step};
+use super::{Problem, Schedule, Step, share};
 use pipec_program::id::IdVec;
 use pipec_program::{DeviceId, Pass, Slice, Unit};
 

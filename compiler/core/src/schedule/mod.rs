@@ -7,9 +7,20 @@
 //! What this module deliberately does not do: predict the times of a program. [`mod@execute`] orders steps by the times
 //! of a problem; the simulator of programs tells time.
 
+mod auto;
+mod breadth_first;
+mod channels;
+mod chimera;
+mod controllable;
+pub mod csv;
+mod eight_phases;
 mod execute;
+mod file;
 mod gpipe;
+mod hanayo;
 mod interleaved;
+mod limit;
+mod list;
 mod memory;
 mod one_f_one_b;
 mod planned;
@@ -19,20 +30,31 @@ mod problem;
 mod refusal;
 mod require;
 mod rounds;
+mod seq1f1b;
+mod slimpipe;
 mod step;
+mod svpp;
+mod terapipe;
 mod verify;
+mod zb_v;
+mod zero_bubble;
 
+pub use auto::{Effort, coarser, explore};
+pub use channels::{Channels, capacity};
 pub use execute::{Deadlock, Execution, execute};
+pub use file::{Amounts, FileError, Kind, Op, Place, PlaceName, Report, Scale, ScheduleFile, Table, Times};
 pub use memory::peaks;
 pub use policy::{Policy, order};
 pub use print::print;
 pub use problem::{Cost, Placement, Problem, ProblemError};
 pub use refusal::Refusal;
 pub use step::Step;
+pub use svpp::{Svpp, WeightGrads};
 pub use verify::{Violation, verify};
 
 use pipec_program::DeviceId;
 use pipec_program::id::IdVec;
+use problem::share;
 
 /// The steps of every device in order.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,8 +15,7 @@ impl Plan {
         let costs = stages.flat_map(|stage| stage.times.values()).map(|times| {
             let (forward, backward) = (times.forward.0.max(1), times.backward.0.max(1));
             let (input, weight) = (times.inputs.0.max(1), times.weights.0.max(1));
-            let pair = forward.saturating_add(backward);
-            Cost { forward, backward, input, weight, recompute: forward, pair, ..Cost::UNIT }
+            Cost { forward, backward, input, weight, recompute: forward, ..Cost::UNIT }
         });
         Problem::new(self.copies, self.devices.clone(), self.micro_batches, self.slices, costs.collect())
     }

@@ -1,6 +1,10 @@
 //! The names of all policies, and the one place that calls them.
 
-use super::{Problem, Refusal, Schedule, gpipe, interleaved, one_f_one_b, peaks};
+use super::{
+    Effort, Placement, Problem, Refusal, Schedule, Svpp, auto, breadth_first, chimera, controllable,
+    eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp, terapipe, zb_v,
+    zero_bubble,
+};
 use crate::spec;
 
 /// A rule that orders the passes of a problem.
@@ -8,6 +12,10 @@ use crate::spec;
 pub enum Policy {
     /// All forward passes, then all backward passes.
     GPipe,
+    /// GPipe on several stages per device.
+    BreadthFirst,
+    /// GPipe on slices.
+    TeraPipe,
     /// One forward, one backward.
     OneFOneB,
     /// Several stages per device in rounds.
@@ -15,6 +23,83 @@ pub enum Policy {
         /// Micro-batches of a round; the number of devices without it.
         group: Option<u32>,
     },
+    /// One forward, one backward, on slices.
+    Seq1F1B,
+    /// As many slices as devices or a multiple.
+    SlimPipe,
+    /// Slices, several stages per device and a limit of memory.
+    Svpp(Svpp),
+    /// Split backward passes in the memory of 1F1B.
+    ZbH1,
+    /// Split backward passes in twice the memory.
+    ZbH2,
+    /// Split backward passes, stages forth and back.
+    ZbV,
+    /// The same in half the memory.
+    VHalf,
+    /// The same in a third of the memory.
+    VMin,
+    /// Two copies in opposite directions, forward and backward passes in pairs.
+    DualPipe,
+    /// One copy forth and back, forward and backward passes in pairs.
+    DualPipeV,
+    /// Two copies in opposite directions.
+    Chimera,
+    /// Waves over the devices.
+    Hanayo,
+    /// The fastest order that is found.
+    Auto(Effort),
+}
+
+impl Policy {
+    /// Every policy but `auto`, with its usual options, each with its name.
+    pub const ALL: [(&'static str, Self); 17] = [
+        ("gpipe", Self::GPipe),
+        ("breadth_first", Self::BreadthFirst),
+        ("terapipe", Self::TeraPipe),
+        ("one_f_one_b", Self::OneFOneB),
+        ("interleaved", Self::Interleaved { group: None }),
+        ("seq1f1b", Self::Seq1F1B),
+        ("slimpipe", Self::SlimPipe),
+        ("svpp", Self::Svpp(Svpp::FUSED)),
+        ("zb_h1", Self::ZbH1),
+        ("zb_h2", Self::ZbH2),
+        ("zb_v", Self::ZbV),
+        ("v_half", Self::VHalf),
+        ("v_min", Self::VMin),
+        ("dualpipe", Self::DualPipe),
+        ("dualpipe_v", Self::DualPipeV),
+        ("chimera", Self::Chimera),
+        ("hanayo", Self::Hanayo),
+    ];
+
+    /// The name of the policy, without its options.
+    pub fn name(self) -> &'static str {
+        if let Self::Auto(_) = self {
+            return "auto";
+        }
+        let same = |other: &Self| std::mem::discriminant(other) == std::mem::discriminant(&self);
+        Self::ALL.iter().find(|(_, policy)| same(policy)).map_or("", |(name, _)| name)
+    }
+
+    /// Where the policy has its stages.
+    pub fn placement(self) -> Placement {
+        match self {
+            Self::GPipe
+            | Self::BreadthFirst
+            | Self::TeraPipe
+            | Self::OneFOneB
+            | Self::Interleaved { group: _ }
+            | Self::Seq1F1B
+            | Self::SlimPipe
+            | Self::Svpp(_)
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::Auto(_) => Placement::Loop,
+            Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo => Placement::Zigzag,
+            Self::DualPipe | Self::Chimera => Placement::Bidirectional,
+        }
+    }
 }
 
 impl From<spec::Schedule> for Policy {
@@ -36,8 +121,23 @@ impl From<spec::Schedule> for Policy {
 pub fn order(policy: Policy, problem: &Problem) -> Result<Schedule, Refusal> {
     let schedule = match policy {
         Policy::GPipe => gpipe::order(problem),
+        Policy::BreadthFirst => breadth_first::order(problem),
+        Policy::TeraPipe => terapipe::order(problem),
         Policy::OneFOneB => one_f_one_b::order(problem),
         Policy::Interleaved { group } => interleaved::order(problem, group),
+        Policy::Seq1F1B => seq1f1b::order(problem),
+        Policy::SlimPipe => slimpipe::order(problem),
+        Policy::Svpp(options) => svpp::order(problem, options),
+        Policy::ZbH1 => zero_bubble::h1(problem),
+        Policy::ZbH2 => zero_bubble::h2(problem),
+        Policy::ZbV => zb_v::order(problem),
+        Policy::VHalf => controllable::v_half(problem),
+        Policy::VMin => controllable::v_min(problem),
+        Policy::DualPipe => eight_phases::dualpipe(problem),
+        Policy::DualPipeV => eight_phases::dualpipe_v(problem),
+        Policy::Chimera => chimera::order(problem),
+        Policy::Hanayo => hanayo::order(problem),
+        Policy::Auto(effort) => auto::order(problem, effort),
     }?;
     fits(problem, &schedule)?;
     Ok(schedule)

@@ -40,8 +40,8 @@ pub struct Cost {
     pub backward: u64,
     /// The time of R.
     pub recompute: u64,
-    /// The time of a pair whose half BW is of this unit; with B instead, `weight` less.
-    pub pair: u64,
+    /// The time that a pair whose backward half is of this unit takes less than its passes one after the other.
+    pub overlap: u64,
     /// Activations, from the start of F to the end of the backward passes.
     pub activations: u64,
     /// The part of the activations that the end of B frees; W frees the rest.
@@ -56,14 +56,14 @@ pub struct Cost {
 }
 
 impl Cost {
-    /// F, B, W and R take one unit of time, BW two, a pair three; activations take one unit of memory and all else none.
+    /// F, B, W and R take one unit of time, BW two; activations take one unit of memory, and all else is nothing.
     pub const UNIT: Self = Self {
         forward: 1,
         input: 1,
         weight: 1,
         backward: 2,
         recompute: 1,
-        pair: 3,
+        overlap: 0,
         activations: 1,
         released: 0,
         gradients: 0,
@@ -317,26 +317,24 @@ impl Problem {
 
     /// The time of a step.
     pub fn duration(&self, step: Step) -> u64 {
-        let cost = |unit: Unit| self.cost(unit.stage, unit.slice);
         match step {
-            Step::Pass(pass, unit) => {
-                let cost = cost(unit);
-                match pass {
-                    Pass::F => cost.forward,
-                    Pass::B => cost.input,
-                    Pass::W => cost.weight,
-                    Pass::BW => cost.backward,
-                    Pass::R => cost.recompute,
-                }
+            Step::Pass(pass, unit) => self.pass(pass, unit),
+            Step::Product(unit, part) => share(self.pass(Pass::W, unit), self.weight_parts, part),
+            Step::Pair { forward, backward, pass } => {
+                let both = self.pass(Pass::F, forward).saturating_add(self.pass(pass, backward));
+                both.saturating_sub(self.cost(backward.stage, backward.slice).overlap)
             }
-            Step::Product(unit, part) => share(cost(unit).weight, self.weight_parts, part),
-            Step::Pair { forward: _, backward, pass } => {
-                let cost = cost(backward);
-                match pass {
-                    Pass::B => cost.pair.saturating_sub(cost.weight),
-                    Pass::F | Pass::W | Pass::BW | Pass::R => cost.pair,
-                }
-            }
+        }
+    }
+
+    fn pass(&self, pass: Pass, unit: Unit) -> u64 {
+        let cost = self.cost(unit.stage, unit.slice);
+        match pass {
+            Pass::F => cost.forward,
+            Pass::B => cost.input,
+            Pass::W => cost.weight,
+            Pass::BW => cost.backward,
+            Pass::R => cost.recompute,
         }
     }
 

@@ -51,6 +51,12 @@ pub(super) fn chunks(problem: &Problem, needed: u32) -> Result<(), Refusal> {
     if found == needed { Ok(()) } else { Err(Refusal::Chunks { needed, found }) }
 }
 
+/// More than one chunk on each device.
+pub(super) fn several_chunks(problem: &Problem) -> Result<(), Refusal> {
+    let found = problem.chunks();
+    if found > 1 { Ok(()) } else { Err(Refusal::Chunks { needed: 2, found }) }
+}
+
 /// So many slices.
 pub(super) fn slices(problem: &Problem, needed: u32) -> Result<(), Refusal> {
     let found = problem.slices();

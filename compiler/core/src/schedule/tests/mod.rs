@@ -1,5 +1,11 @@
 //! Orders against published ones, laws over all small pipelines, closed forms.
 
+mod auto;
+mod closed_forms;
+mod csv;
+mod grids;
+mod laws;
+
 use super::*;
 use pipec_program::id::Id;
 use pipec_program::{MicroBatch, Pass, Slice, StageId, Unit};
@@ -7,6 +13,10 @@ use proptest::prelude::*;
 
 fn uniform(devices: u32, chunks: u32, micro_batches: u32, slices: u32) -> Problem {
     Problem::uniform(Placement::Loop, devices, chunks, micro_batches, slices).unwrap()
+}
+
+fn zigzag(devices: u32, chunks: u32, micro_batches: u32) -> Problem {
+    Problem::uniform(Placement::Zigzag, devices, chunks, micro_batches, 1).unwrap()
 }
 
 fn ordered(policy: Policy, problem: &Problem) -> Schedule {

@@ -1,0 +1,232 @@
+//! `pipec schedule`: the order of a pipeline without a model, drawn or as JSON.
+
+use super::Failure;
+use crate::arguments::{ScheduleArguments, WeightGradsChoice};
+use crate::files;
+use crate::report::Reporter;
+use crate::show;
+use pipec_compiler::schedule::{
+    Effort, Execution, PlaceName, Placement, Policy, Problem, Report, Scale, Schedule, ScheduleFile, Svpp,
+    Table, Violation, WeightGrads, execute, explore, order, peaks, verify,
+};
+use std::path::Path;
+
+/// What is drawn at most, in steps of all devices together.
+const MOST_DRAWN: usize = 20_000;
+
+pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failure> {
+    if arguments.policy == "all" {
+        return table(arguments, reporter);
+    }
+    let Ordered { file, problem, scale, schedule } = ordered(arguments, &arguments.policy, reporter)?;
+    let execution = executed(&problem, &schedule, reporter)?;
+    let report = Report::new(&problem, &schedule, &execution, scale);
+    if arguments.json {
+        let text = serde_json::to_string(&file.with(&problem, &schedule, report));
+        println!("{}", text.map_err(|error| Failure::internal(reporter, error.to_string()))?);
+        return Ok(());
+    }
+    let steps: usize = schedule.devices.values().map(Vec::len).sum();
+    if steps <= MOST_DRAWN {
+        println!("{}", show::order_grid(&problem, &schedule, &execution));
+    }
+    print!("{}", show::order_summary(&report));
+    Ok(())
+}
+
+fn executed(problem: &Problem, schedule: &Schedule, reporter: Reporter) -> Result<Execution, Failure> {
+    execute(problem, schedule, |step| problem.duration(step))
+        .map_err(|deadlock| internal(reporter, &[Violation::Deadlock(deadlock)]))
+}
+
+/// A schedule and what it is made for.
+struct Ordered {
+    file: ScheduleFile,
+    problem: Problem,
+    scale: Scale,
+    schedule: Schedule,
+}
+
+fn ordered(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Result<Ordered, Failure> {
+    let usage = |message: String| Failure::usage(reporter, message);
+    if name == "given" {
+        let file = file(arguments, None, reporter)?;
+        let (problem, scale) = file.problem().map_err(|error| usage(error.to_string()))?;
+        let schedule = file.schedule(&problem).map_err(|error| usage(error.to_string()))?;
+        let broken = verify(&problem, &schedule);
+        let Some(first) = broken.first() else { return Ok(Ordered { file, problem, scale, schedule }) };
+        return Err(Failure::diagnostics(reporter.plain(None, &first.to_string())));
+    }
+    let policy = policy(arguments, name, reporter)?;
+    let mut file = file(arguments, Some(policy), reporter)?;
+    let (mut problem, scale) = file.problem().map_err(|error| usage(error.to_string()))?;
+    let refused = |refusal| {
+        Failure::diagnostics(reporter.plain(None, &format!("`{name}` has no order for this: {refusal}")))
+    };
+    let schedule = if let (Policy::Auto(effort), None) = (policy, &arguments.problem) {
+        // Sizes are the most that may be used; a file is taken as it is.
+        let (joined, schedule) = explore(&problem, effort).map_err(refused)?;
+        problem = joined;
+        file = ScheduleFile::of(&problem, scale);
+        schedule
+    } else {
+        order(policy, &problem).map_err(refused)?
+    };
+    let broken = verify(&problem, &schedule);
+    if broken.is_empty() {
+        Ok(Ordered { file, problem, scale, schedule })
+    } else {
+        Err(internal(reporter, &broken))
+    }
+}
+
+fn internal(reporter: Reporter, broken: &[Violation]) -> Failure {
+    let first = broken.first().map(ToString::to_string).unwrap_or_default();
+    Failure::internal(reporter, format!("the schedule breaks its laws: {first}"))
+}
+
+/// A policy by its name, with its options.
+fn policy(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Result<Policy, Failure> {
+    if name == "auto" {
+        return Ok(Policy::Auto(match arguments.effort {
+            0 => Effort::Least,
+            1 => Effort::Usual,
+            2 => Effort::More,
+            _ => Effort::Most,
+        }));
+    }
+    let Some(&(_, policy)) = Policy::ALL.iter().find(|(known, _)| *known == name) else {
+        let names: Vec<&str> = Policy::ALL.iter().map(|(name, _)| *name).collect();
+        let message = format!("there is no policy `{name}`; the policies are {}, auto", names.join(", "));
+        return Err(Failure::usage(reporter, message));
+    };
+    Ok(match policy {
+        Policy::Interleaved { group: _ } => Policy::Interleaved { group: arguments.group },
+        Policy::Svpp(_) => {
+            if !(1.0..=2.0).contains(&arguments.bias) {
+                return Err(Failure::usage(reporter, "a bias must be between 1 and 2"));
+            }
+            Policy::Svpp(Svpp {
+                in_flight: arguments.in_flight,
+                bias: (arguments.bias * 100.0).round() as u16,
+                weight_grads: match arguments.weight_grads {
+                    WeightGradsChoice::Fused => WeightGrads::Fused,
+                    WeightGradsChoice::Split => WeightGrads::Split,
+                    WeightGradsChoice::PerGemm => WeightGrads::PerGemm,
+                },
+                group: arguments.group,
+            })
+        }
+        Policy::GPipe
+        | Policy::BreadthFirst
+        | Policy::TeraPipe
+        | Policy::OneFOneB
+        | Policy::Seq1F1B
+        | Policy::SlimPipe
+        | Policy::ZbH1
+        | Policy::ZbH2
+        | Policy::ZbV
+        | Policy::VHalf
+        | Policy::VMin
+        | Policy::DualPipe
+        | Policy::DualPipeV
+        | Policy::Chimera
+        | Policy::Hanayo
+        | Policy::Auto(_) => policy,
+    })
+}
+
+/// The problem as a file, or from sizes, with the placement of a policy.
+fn file(
+    arguments: &ScheduleArguments,
+    policy: Option<Policy>,
+    reporter: Reporter,
+) -> Result<ScheduleFile, Failure> {
+    let mut file = match &arguments.problem {
+        Some(path) => read(path, reporter)?,
+        None => sizes(arguments, policy, reporter)?,
+    };
+    if arguments.memory.is_some() {
+        file.memory.limit = arguments.memory;
+    }
+    Ok(file)
+}
+
+fn read(path: &Path, reporter: Reporter) -> Result<ScheduleFile, Failure> {
+    let bytes = files::read(path).map_err(|error| Failure::file(reporter, path, &error))?;
+    serde_json::from_slice(&bytes)
+        .map_err(|error| Failure::diagnostics(reporter.plain(None, &format!("{}: {error}", path.display()))))
+}
+
+fn sizes(
+    arguments: &ScheduleArguments,
+    policy: Option<Policy>,
+    reporter: Reporter,
+) -> Result<ScheduleFile, Failure> {
+    let placement = policy.map_or(Placement::Loop, Policy::placement);
+    let place = match placement {
+        Placement::Loop => PlaceName::Interleave,
+        Placement::Zigzag => PlaceName::Vshape,
+        Placement::Bidirectional => PlaceName::Bidir,
+    };
+    let usual = match policy {
+        Some(Policy::Interleaved { group: _ } | Policy::BreadthFirst) => 2,
+        Some(_) | None => 1,
+    };
+    let chunks = match placement {
+        Placement::Loop => arguments.virtual_stages.unwrap_or(usual),
+        Placement::Zigzag => arguments.virtual_stages.unwrap_or(2),
+        Placement::Bidirectional => 2 * arguments.virtual_stages.unwrap_or(1),
+    };
+    let mut file =
+        ScheduleFile::uniform(arguments.devices, chunks, arguments.slices, arguments.microbatches, place);
+    for cost in &arguments.costs {
+        let read =
+            cost.split_once('=').and_then(|(name, value)| Some((name.trim(), value.trim().parse().ok()?)));
+        let Some((name, value)) = read else {
+            return Err(Failure::usage(reporter, format!("`{cost}` is no cost such as `F=1`")));
+        };
+        let table = Some(Table::Everywhere(value));
+        match name {
+            "F" => file.costs.forward = table,
+            "B" => file.costs.input = table,
+            "W" => file.costs.weight = table,
+            "BW" => file.costs.backward = table,
+            "R" => file.costs.recompute = table,
+            "overlap" => file.costs.overlap = table,
+            "comm" => file.costs.comm = Some(value),
+            "wparts" => file.costs.wparts = Some(value as u16),
+            _ => {
+                let message =
+                    format!("there is no cost `{name}`: they are F, B, W, BW, R, overlap, comm and wparts");
+                return Err(Failure::usage(reporter, message));
+            }
+        }
+    }
+    Ok(file)
+}
+
+/// One line per policy.
+fn table(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failure> {
+    println!("{:<14}{:>10}{:>10}{:>10}{:>10}", "policy", "makespan", "bubble", "window", "memory");
+    for (name, _) in Policy::ALL {
+        let policy = policy(arguments, name, reporter)?;
+        let file = file(arguments, Some(policy), reporter)?;
+        let (problem, scale) = file.problem().map_err(|error| Failure::usage(reporter, error.to_string()))?;
+        match order(policy, &problem) {
+            Ok(schedule) => {
+                let execution = executed(&problem, &schedule, reporter)?;
+                let peak = peaks(&problem, &schedule).values().copied().max().unwrap_or(0);
+                println!(
+                    "{name:<14}{:>10.2}{:>9.2} %{:>9.2} %{:>10.4}",
+                    execution.makespan() as f64 / scale.time,
+                    100.0 * execution.bubble(),
+                    100.0 * execution.window_bubble(),
+                    peak as f64 / scale.memory,
+                );
+            }
+            Err(refusal) => println!("{name:<14}{refusal}"),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,98 @@
+//! The same work in fewer and larger pieces: stages and slices joined.
+
+use super::super::{Cost, Placement, Policy, Problem, Refusal, Schedule};
+use super::Effort;
+use pipec_program::{Slice, StageId};
+
+/// The same work with `chunks` stages per device and `slices` slices in another placement of one copy: consecutive stages
+/// and slices are joined, and their times and memory added. None if the stages of the problem are not `chunks` times the
+/// devices in equal groups, or the slices not in equal groups.
+pub fn coarser(problem: &Problem, placement: Placement, chunks: u32, slices: u32) -> Option<Problem> {
+    let p = problem.devices().len() as u32;
+    let stages = chunks.checked_mul(p)?;
+    let joins = problem.copies() == 1 && placement != Placement::Bidirectional && stages > 0 && slices > 0;
+    if !joins || !problem.depth().is_multiple_of(stages) || !problem.slices().is_multiple_of(slices) {
+        return None;
+    }
+    let (stages_each, slices_each) = (problem.depth() / stages, problem.slices() / slices);
+    let mut joined = Problem::uniform(placement, p, chunks, problem.micro_batches(), slices).ok()?;
+    joined.set_costs(|stage, slice| {
+        let old_stages = (stage.0 * stages_each..(stage.0 + 1) * stages_each).map(StageId);
+        let costs = old_stages.flat_map(|stage| {
+            let old_slices = (slice.0 * slices_each..(slice.0 + 1) * slices_each).map(Slice);
+            old_slices.map(move |slice| (stage, *problem.cost(stage, slice)))
+        });
+        costs
+            .map(|(old, cost)| if old.0 % stages_each == 0 { cost } else { Cost { checkpoint: 0, ..cost } })
+            .fold(NOTHING, |sum, cost| Cost {
+                forward: sum.forward + cost.forward,
+                input: sum.input + cost.input,
+                weight: sum.weight + cost.weight,
+                backward: sum.backward + cost.backward,
+                recompute: sum.recompute + cost.recompute,
+                overlap: sum.overlap + cost.overlap,
+                activations: sum.activations + cost.activations,
+                released: sum.released + cost.released,
+                gradients: sum.gradients + cost.gradients,
+                prefix: sum.prefix + cost.prefix,
+                checkpoint: sum.checkpoint + cost.checkpoint,
+            })
+    });
+    joined.delay = problem.delay;
+    joined.weight_parts = problem.weight_parts;
+    joined.caps.clone_from(&problem.caps);
+    Some(joined)
+}
+
+const NOTHING: Cost = Cost {
+    forward: 0,
+    input: 0,
+    weight: 0,
+    backward: 0,
+    recompute: 0,
+    overlap: 0,
+    activations: 0,
+    released: 0,
+    gradients: 0,
+    prefix: 0,
+    checkpoint: 0,
+};
+
+/// The fastest order found for a problem in a loop or any coarser one: with fewer stages per device, fewer slices, and
+/// stages forth and back. Ties go to fewer slices, then fewer stages, then loops.
+///
+/// # Errors
+/// A device whose memory does not hold one micro-batch.
+pub fn explore(problem: &Problem, effort: Effort) -> Result<(Problem, Schedule), Refusal> {
+    // Finer pieces first: they are faster as a rule, and what cannot be as fast is then left out.
+    let divisors = |number: u32| (1..=number).rev().filter(move |divisor| number.is_multiple_of(*divisor));
+    let mut best: Option<(u64, Problem, Schedule)> = None;
+    let mut refusal = None;
+    for slices in divisors(problem.slices()) {
+        for chunks in divisors(problem.chunks()) {
+            for placement in [Placement::Zigzag, Placement::Loop] {
+                if placement == Placement::Zigzag && chunks == 1 {
+                    continue;
+                }
+                let Some(joined) = coarser(problem, placement, chunks, slices) else { continue };
+                if best.as_ref().is_some_and(|(least, ..)| super::bound(&joined) > *least) {
+                    continue;
+                }
+                match super::super::order(Policy::Auto(effort), &joined) {
+                    Ok(schedule) => {
+                        let time = super::execute(&joined, &schedule, |step| joined.duration(step)).ok();
+                        let makespan = time.map_or(u64::MAX, |time| time.makespan());
+                        if best.as_ref().is_none_or(|(least, ..)| makespan <= *least) {
+                            best = Some((makespan, joined, schedule));
+                        }
+                    }
+                    Err(found) => refusal = Some(found),
+                }
+            }
+        }
+    }
+    match best {
+        Some((_, problem, schedule)) => Ok((problem, schedule)),
+        None => Err(refusal.unwrap_or(Refusal::NotALoop)),
+    }
+}

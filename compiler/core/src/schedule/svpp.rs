@@ -1,0 +1,133 @@
+//! SVPP, the sequence virtual pipeline of MEPipe: slices, several stages per device and 1F1B together (Sun et al. 2025).
+//!
+//! At full speed rounds have `g = max(1, ceil(p / s))` micro-batches, and device r starts with
+//! `(v - 1) g s + s - 1 + b (p - 1 - r)` forward passes. With bias b = 1 the first device keeps
+//! `f = (v - 1) g s + s - 1 + p` units, which is `v max(p, s) + min(p, s) - 1` where one of p and s divides the other; the
+//! bubble is `(p - 1) / (p - 1 + n s v)`. With fewer units alive, down to the `v s` of one micro-batch, forward passes wait
+//! for backward passes: each unit of memory costs one unit of idle time per round, between `g v s` and f.
+//!
+//! Split weight gradients wait in a queue of each device and run where it would wait for a message, or where memory would
+//! hold back a forward pass. Units that wait there count as alive.
+
+use super::limit::Limit;
+use super::list::{Backward, First, Rules, Weights, list};
+use super::{Problem, Refusal, Schedule, peaks, require, rounds};
+
+/// The options of SVPP.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Svpp {
+    /// The most units alive on a device; as many as full speed takes without it.
+    pub in_flight: Option<u32>,
+    /// Forward passes of the warm-up per hop to the last device, in hundredths: 100 is tight, 200 gives every message one
+    /// pass of time. Larger warm-ups can deadlock.
+    pub bias: u16,
+    /// When weight gradients run.
+    pub weight_grads: WeightGrads,
+    /// Micro-batches of a round; as many as are needed to fill the devices without it.
+    pub group: Option<u32>,
+}
+
+/// How weight gradients are computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WeightGrads {
+    /// With the input gradients, in one pass.
+    Fused,
+    /// In a pass of their own.
+    Split,
+    /// GEMM by GEMM.
+    PerGemm,
+}
+
+impl WeightGrads {
+    pub(super) fn backward(self) -> Backward {
+        match self {
+            Self::Fused => Backward::Whole,
+            Self::Split => Backward::Split,
+            Self::PerGemm => Backward::Products,
+        }
+    }
+}
+
+impl Svpp {
+    /// Full speed, tight, whole backward passes.
+    pub const FUSED: Self =
+        Self { in_flight: None, bias: 100, weight_grads: WeightGrads::Fused, group: None };
+}
+
+/// The order at full speed where memory allows, or the fastest found with fewer units alive.
+pub(super) fn order(problem: &Problem, options: Svpp) -> Result<Schedule, Refusal> {
+    check(problem, options)?;
+    let fastest = full_speed_units(problem, options);
+    let least = problem.chunks() * problem.slices();
+    let limit = match options.in_flight {
+        Some(found) if found < least => return Err(Refusal::InFlight { least, found }),
+        Some(units) if units < fastest => Some(Limit::units(problem, units)),
+        Some(_) | None => {
+            let schedule = closed_form(problem, options)?;
+            let fits = problem.caps.as_ref().is_none_or(|caps| {
+                peaks(problem, &schedule).values().zip(caps.values()).all(|(peak, cap)| peak <= cap)
+            });
+            if fits {
+                return Ok(schedule);
+            }
+            Limit::memory(problem, options.weight_grads != WeightGrads::Fused)
+        }
+    };
+    let Some(limit) = limit else { return closed_form(problem, options) };
+    if let Some(shortage) = limit.shortage(problem) {
+        return Err(shortage);
+    }
+    let rules = Rules {
+        backward: options.weight_grads.backward(),
+        first: First::Rounds(group(problem, options)),
+        weights: Weights::Fill,
+        alternate: true,
+        limit: Some(&limit),
+    };
+    list(problem, rules).map(|listed| listed.schedule).ok_or(Refusal::InFlight { least, found: 0 })
+}
+
+/// The order at full speed.
+pub(super) fn closed_form(problem: &Problem, options: Svpp) -> Result<Schedule, Refusal> {
+    check(problem, options)?;
+    let p = problem.devices().len() as u32;
+    let group = group(problem, options);
+    let fill = (problem.chunks() - 1) * group * problem.slices() + problem.slices() - 1;
+    let backward = options.weight_grads.backward();
+    let warm_up = |rank: usize, _| (fill + hops(p - 1 - rank as u32, options.bias)) as usize;
+    let order = rounds::warm_up_then_alternate(problem, group, backward.pass(), warm_up);
+    if backward == Backward::Whole {
+        return Ok(order);
+    }
+    let limit = Limit::memory(problem, true)
+        .unwrap_or_else(|| Limit::units(problem, full_speed_units(problem, options)));
+    let rules = Rules {
+        backward,
+        first: First::Fixed(&order),
+        weights: Weights::Fill,
+        alternate: false,
+        limit: Some(&limit),
+    };
+    list(problem, rules).map(|listed| listed.schedule).ok_or(Refusal::Bias)
+}
+
+fn check(problem: &Problem, options: Svpp) -> Result<(), Refusal> {
+    require::loop_of_one_copy(problem)?;
+    if (100..=200).contains(&options.bias) { Ok(()) } else { Err(Refusal::Bias) }
+}
+
+/// Micro-batches of a round.
+pub(super) fn group(problem: &Problem, options: Svpp) -> u32 {
+    let fill = (problem.devices().len() as u32).div_ceil(problem.slices()).max(1);
+    options.group.unwrap_or(fill).clamp(1, problem.micro_batches())
+}
+
+/// Units alive on the first device at full speed.
+pub(super) fn full_speed_units(problem: &Problem, options: Svpp) -> u32 {
+    let (v, s, p) = (problem.chunks(), problem.slices(), problem.devices().len() as u32);
+    (v - 1) * group(problem, options) * s + s + hops(p - 1, options.bias)
+}
+
+fn hops(hops: u32, bias: u16) -> u32 {
+    (hops * u32::from(bias)).div_ceil(100)
+}
