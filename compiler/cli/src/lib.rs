@@ -8,3 +8,8 @@ pub mod files;
 pub mod report;
 pub mod show;
 pub mod snapshot;
+
+/// The small pipelines that the tests of this crate share with those of programs.
+#[cfg(test)]
+#[path = "../../program/tests/programs/mod.rs"]
+mod programs;

@@ -35,20 +35,18 @@ fn stages(before: &BTreeMap<StageId, Stage>, after: &BTreeMap<StageId, Stage>) -
     let mut table = Table::new(&["stage", "", "before", "after"]);
     table.left.extend([1, 2, 3]);
     let ids: BTreeSet<&StageId> = before.keys().chain(after.keys()).collect();
-    let devices = |stage: &Stage| stage.devices.iter().map(DeviceId::to_string).collect::<Vec<_>>().join(" ");
-    let weights = |stage: &Stage| grouped(stage.weights);
+    let facts = |stage: Option<&Stage>| match stage {
+        Some(Stage { devices, parameters, weights }) => {
+            let devices: Vec<String> = devices.iter().map(DeviceId::to_string).collect();
+            [devices.join(" "), parameters.clone(), grouped(*weights)]
+        }
+        None => ["-", "-", "-"].map(str::to_owned),
+    };
     for id in ids {
-        let (before, after) = (before.get(id), after.get(id));
-        let facts: [(&str, &dyn Fn(&Stage) -> String); 3] = [
-            ("on", &devices),
-            ("parameters", &|stage: &Stage| stage.parameters.clone()),
-            ("weights", &weights),
-        ];
-        for (name, fact) in facts {
-            let (before, after) = (before.map(fact), after.map(fact));
+        let facts = facts(before.get(id)).into_iter().zip(facts(after.get(id)));
+        for (name, (before, after)) in ["on", "parameters", "weights"].into_iter().zip(facts) {
             if before != after {
-                let cell = |fact: Option<String>| fact.unwrap_or("-".to_owned());
-                table.row([id.to_string(), name.to_owned(), cell(before), cell(after)]);
+                table.row([id.to_string(), name.to_owned(), before, after]);
             }
         }
     }

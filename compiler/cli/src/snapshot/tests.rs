@@ -1,10 +1,7 @@
 //! Snapshots read as printed, and differences of pipelines that are known.
 
-#[path = "../../../program/tests/programs/mod.rs"]
-mod programs;
-
 use super::*;
-use programs::*;
+use crate::programs::*;
 
 const ALL: [Part; 3] = [Part::Schedule, Part::Memory, Part::Program];
 
