@@ -184,10 +184,11 @@ pub enum SnapAction {
     /// Compares, changes nothing, and fails where a file compiles to something else than its golden says.
     Check(SnapTarget),
     /// Makes pending snapshots the goldens.
-    Accept(SnapTarget),
+    Accept(SnapFiles),
 }
 
-/// The files of `pipec snap`.
+/// The files of `pipec snap` and what to take of them. It is flattened as a whole or not at all, so that it can have no
+/// further group of arguments in it.
 #[derive(Clone, Debug, Args)]
 pub struct SnapTarget {
     /// `.pipe` files, every pipeline of each, or `.pprog` files.
@@ -199,6 +200,17 @@ pub struct SnapTarget {
     /// What to keep; what is kept already by default, or the schedule and the memory.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub what: Vec<Part>,
+}
+
+/// The files of `pipec snap accept`.
+#[derive(Clone, Debug, Args)]
+pub struct SnapFiles {
+    /// `.pipe` files, every pipeline of each, or `.pprog` files.
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Only goldens whose path contains this text, such as `@NAME.snap` for pipelines of one name.
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
 }
 
 /// `pipec diff`.

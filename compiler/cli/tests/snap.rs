@@ -134,6 +134,7 @@ fn goldens_that_are_missing_or_broken() {
     assert_eq!(pipec(folder.path(), "snap").0, 2);
     assert_eq!(pipec(folder.path(), "snap check").0, 2);
     assert_eq!(pipec(folder.path(), "snap x.pipe --what nothing").0, 2);
+    assert_eq!(pipec(folder.path(), "snap accept x.pipe --what memory").0, 2, "it would do nothing");
 }
 
 #[test]

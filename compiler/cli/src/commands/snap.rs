@@ -2,32 +2,36 @@
 
 use super::load::{self, Declared};
 use super::{Exit, Failure};
-use crate::arguments::{SnapAction, SnapArguments, SnapTarget};
+use crate::arguments::{SnapAction, SnapArguments, SnapFiles, SnapTarget};
 use crate::report::Reporter;
 use crate::snapshot::{Golden, Part, Snapshot, differences};
 use std::io;
 use std::path::Path;
 
 /// What is done with each golden.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Action {
-    Keep,
-    Check,
+#[derive(Clone, Copy, Debug)]
+enum Action<'a> {
+    /// With the parts that are asked for.
+    Keep(&'a [Part]),
+    /// With the parts that are asked for.
+    Check(&'a [Part]),
     Accept,
 }
 
 pub(super) fn execute(arguments: &SnapArguments, reporter: Reporter) -> Result<(), Failure> {
-    let (action, target) = match (&arguments.action, &arguments.target) {
-        (Some(SnapAction::Check(target)), _) => (Action::Check, target),
-        (Some(SnapAction::Accept(target)), _) => (Action::Accept, target),
-        (None, Some(target)) => (Action::Keep, target),
+    let (action, files, filter) = match (&arguments.action, &arguments.target) {
+        (Some(SnapAction::Check(SnapTarget { files, filter, what })), _) => {
+            (Action::Check(what), files, filter)
+        }
+        (Some(SnapAction::Accept(SnapFiles { files, filter })), _) => (Action::Accept, files, filter),
+        (None, Some(SnapTarget { files, filter, what })) => (Action::Keep(what), files, filter),
         (None, None) => return Err(Failure::usage(reporter, "which files?")),
     };
     // Every file is looked at, whatever becomes of the ones before; the worst failure is the exit code.
     let mut text = String::new();
     let mut exit = Exit::Diagnostics;
-    for file in &target.files {
-        for failure in each(action, file, target, reporter) {
+    for file in files {
+        for failure in each(action, file, filter.as_deref(), reporter) {
             text += &failure.text;
             if failure.exit.code() > exit.code() {
                 exit = failure.exit;
@@ -38,14 +42,13 @@ pub(super) fn execute(arguments: &SnapArguments, reporter: Reporter) -> Result<(
 }
 
 /// Does it for the pipelines of a file, and returns what failed.
-fn each(action: Action, file: &Path, target: &SnapTarget, reporter: Reporter) -> Vec<Failure> {
+fn each(action: Action<'_>, file: &Path, filter: Option<&str>, reporter: Reporter) -> Vec<Failure> {
     let pipelines = match load::pipelines(file, reporter) {
         Ok(pipelines) => pipelines,
         Err(failure) => return vec![failure],
     };
-    let wanted = |golden: &Golden| {
-        target.filter.as_ref().is_none_or(|filter| golden.path().to_string_lossy().contains(filter))
-    };
+    let wanted =
+        |golden: &Golden| filter.is_none_or(|filter| golden.path().to_string_lossy().contains(filter));
     pipelines
         .iter()
         .map(|pipeline| (pipeline, Golden::new(file, pipeline.suffix())))
@@ -53,8 +56,8 @@ fn each(action: Action, file: &Path, target: &SnapTarget, reporter: Reporter) ->
         .filter_map(|(pipeline, golden)| {
             let one = One { file, pipeline, golden, reporter };
             match action {
-                Action::Keep => one.keep(&target.what),
-                Action::Check => one.check(&target.what),
+                Action::Keep(what) => one.keep(what),
+                Action::Check(what) => one.check(what),
                 Action::Accept => one.accept(),
             }
             .err()
