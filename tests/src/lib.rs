@@ -3,7 +3,9 @@
 //! The suites themselves stand in `tests/`, one file per promise. No product code lives here.
 #![forbid(unsafe_code)]
 
-use pipe_grammar::diagnostic::SourceId;
+use pipe_grammar::ast::File;
+use pipe_grammar::diagnostic::{Diagnostic, SourceId};
+use pipec::report::Source;
 use pipec_compiler::pipeline::{self, Compiled};
 use pipec_compiler::spec::{self, Choice, Cut, Origins, Resolution, Schedule, Sources, Spec};
 use pipec_cpu::CpuDevice;
@@ -22,24 +24,59 @@ pub fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
+/// A file of the repository with the files that it uses, read and parsed.
+#[derive(Debug)]
+pub struct Read {
+    /// The texts, in the numbering of diagnostics, each by its path from the root.
+    pub texts: Vec<Source>,
+    /// The syntax tree of the file itself.
+    pub file: File,
+    /// What resolves it.
+    pub sources: Sources,
+    /// What the parser says.
+    pub faults: Vec<Diagnostic>,
+}
+
+/// Reads a file of the repository, by its path from the root, and all that it uses. A used file that is not there is
+/// left out, as the compiler says so itself.
+///
+/// # Panics
+/// When it cannot be read itself.
+pub fn read(path: &str) -> Read {
+    let mut read =
+        Read { texts: Vec::new(), file: File::default(), sources: Sources::new(), faults: Vec::new() };
+    let mut waiting = vec![path.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let text = match std::fs::read_to_string(root().join(&path)) {
+            Ok(text) => text,
+            Err(error) if read.texts.is_empty() => panic!("{path}: {error}"),
+            Err(_) => continue,
+        };
+        let id = SourceId(u32::try_from(read.texts.len()).expect("few files"));
+        let parsed = pipe_grammar::parse(id, &text);
+        for used in spec::uses(&parsed.file).map(|used| spec::used_path(&path, &used.value)) {
+            if read.sources.at(&used).is_none() && !waiting.contains(&used) {
+                waiting.push(used);
+            }
+        }
+        read.faults.extend(parsed.diagnostics);
+        if read.texts.is_empty() {
+            read.file = parsed.file.clone();
+        }
+        read.sources.add(&path, parsed.file);
+        read.texts.push(Source { name: path, text });
+    }
+    read
+}
+
 /// Resolves a file of the repository, with the files beside it that it uses.
 ///
 /// # Panics
 /// When it cannot be read or has errors: the file is part of the suite.
 pub fn resolve(path: &str) -> Resolution {
-    let mut sources = Sources::new();
-    let mut waiting = vec![path.to_owned()];
-    let mut next = 0;
-    while let Some(path) = waiting.pop() {
-        let text =
-            std::fs::read_to_string(root().join(&path)).unwrap_or_else(|error| panic!("{path}: {error}"));
-        let parsed = pipe_grammar::parse(SourceId(next), &text);
-        assert!(parsed.diagnostics.is_empty(), "{path}: {:#?}", parsed.diagnostics);
-        waiting.extend(spec::uses(&parsed.file).map(|used| spec::used_path(&path, &used.value)));
-        sources.add(&path, parsed.file);
-        next += 1;
-    }
-    spec::resolve(&sources, SourceId(0), &Choice::default())
+    let read = read(path);
+    assert!(read.faults.is_empty(), "{path}: {:#?}", read.faults);
+    spec::resolve(&read.sources, SourceId(0), &Choice::default())
         .unwrap_or_else(|errors| panic!("{path}: {errors:#?}"))
 }
 

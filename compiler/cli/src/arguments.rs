@@ -1,6 +1,7 @@
 //! The command line as it is written: one type per command, read by clap. What the arguments mean is the business of
 //! [`crate::commands`].
 
+use crate::snapshot::Part;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -35,6 +36,8 @@ pub enum ErrorFormat {
     Short,
     /// One JSON object a line.
     Json,
+    /// Annotations of GitHub's actions: `::error file=..,line=..::message`.
+    Github,
 }
 
 /// When to colour.
@@ -57,6 +60,10 @@ pub enum Command {
     Build(BuildArguments),
     /// Predicts step time, bubble and peak memory.
     Simulate(SimulateArguments),
+    /// Keeps what files compile to in goldens beside them, and tells what has changed.
+    Snap(SnapArguments),
+    /// Tells what two files compile to differently.
+    Diff(DiffArguments),
     /// Draws the timeline of a step.
     Show(ShowArguments),
     /// Trains the model.
@@ -161,6 +168,65 @@ pub struct SimulateArguments {
     pub json: bool,
 }
 
+/// `pipec snap`.
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub struct SnapArguments {
+    /// What to do instead of keeping what is not kept yet.
+    #[command(subcommand)]
+    pub action: Option<SnapAction>,
+    /// What to keep.
+    #[command(flatten)]
+    pub target: Option<SnapTarget>,
+}
+
+/// What `pipec snap` does with goldens that are there.
+#[derive(Debug, Subcommand)]
+pub enum SnapAction {
+    /// Compares, changes nothing, and fails where a file compiles to something else than its golden says.
+    Check(SnapTarget),
+    /// Makes pending snapshots the goldens.
+    Accept(SnapFiles),
+}
+
+/// The files of `pipec snap` and what to take of them. It is flattened as a whole or not at all, so that it can have no
+/// further group of arguments in it.
+#[derive(Clone, Debug, Args)]
+pub struct SnapTarget {
+    /// `.pipe` files, every pipeline of each, or `.pprog` files.
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Only goldens whose path contains this text, such as `@NAME.snap` for pipelines of one name.
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+    /// What to keep; what is kept already by default, or the schedule and the memory.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub what: Vec<Part>,
+}
+
+/// The files of `pipec snap accept`.
+#[derive(Clone, Debug, Args)]
+pub struct SnapFiles {
+    /// `.pipe` files, every pipeline of each, or `.pprog` files.
+    #[arg(required = true)]
+    pub files: Vec<PathBuf>,
+    /// Only goldens whose path contains this text, such as `@NAME.snap` for pipelines of one name.
+    #[arg(long, value_name = "TEXT")]
+    pub filter: Option<String>,
+}
+
+/// `pipec diff`.
+#[derive(Debug, Args)]
+pub struct DiffArguments {
+    /// A `.pipe` file, `FILE@NAME` for one of several pipelines in it, a `.pprog` file or a `.snap` file.
+    pub before: PathBuf,
+    /// The same, to compare it with.
+    pub after: PathBuf,
+    /// What to compare; the schedule and the memory by default.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub what: Vec<Part>,
+}
+
 /// `pipec show`.
 #[derive(Debug, Args)]
 pub struct ShowArguments {
@@ -193,7 +259,7 @@ pub enum Picture {
     Units,
     /// One SVG file without scripts.
     Svg,
-    /// A trace for Chrome and Perfetto.
+    /// A trace in the JSON form of Chrome and Perfetto.
     Trace,
     /// Tables of time and memory.
     Table,
@@ -223,7 +289,7 @@ pub struct RunArguments {
     /// Appends one JSON object a step to this file.
     #[arg(long, value_name = "FILE")]
     pub metrics: Option<PathBuf>,
-    /// Writes the measured timeline of the last step.
+    /// Writes the measured timeline of the last step as JSON, for `show --measured`.
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
     /// Fills arenas with a pattern first and reports how many bytes were touched.

@@ -1,6 +1,7 @@
 //! `pipec`: compiles, shows, simulates and runs `.pipe` files.
 //!
-//! Exit codes: 0 done, 1 the input has errors, 2 wrong use, 3 a run failed, 70 a fault of pipec itself.
+//! Exit codes: 0 done, 1 the input has errors or differs from what it is compared with, 2 wrong use, 3 a run failed, 70 a
+//! fault of pipec itself.
 
 use clap::Parser;
 use pipec::arguments::Arguments;

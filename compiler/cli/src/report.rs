@@ -55,6 +55,7 @@ impl Reporter {
                 ErrorFormat::Human => text.push_str(&self.human(source, diagnostic)),
                 ErrorFormat::Short => text.push_str(&short(source, diagnostic)),
                 ErrorFormat::Json => text.push_str(&json(source, diagnostic)),
+                ErrorFormat::Github => text.push_str(&github(source, diagnostic)),
             }
             text.push('\n');
         }
@@ -72,9 +73,30 @@ impl Reporter {
                 None => format!("error: {message}\n"),
             },
             ErrorFormat::Json => {
-                let view = PlainView { severity: "error", code, message };
+                let view = PlainView { severity: "error", code, message, file: None, line: None };
                 // A struct of strings always serialises.
                 serde_json::to_string(&view).map(|line| line + "\n").unwrap_or_default()
+            }
+            ErrorFormat::Github => match code {
+                Some(code) => annotation("error", &[("title", code)], message),
+                None => annotation("error", &[], message),
+            },
+        }
+    }
+
+    /// The text of an error about a line of a file, whose message may have several lines.
+    pub fn at_line(self, file: &str, line: usize, message: &str) -> String {
+        match self.format {
+            ErrorFormat::Human => format!("error: {file}: {message}\n"),
+            ErrorFormat::Short => format!("{file}:{line}:1: error: {message}\n"),
+            ErrorFormat::Json => {
+                let view =
+                    PlainView { severity: "error", code: None, message, file: Some(file), line: Some(line) };
+                // A struct of strings and numbers always serialises.
+                serde_json::to_string(&view).map(|line| line + "\n").unwrap_or_default()
+            }
+            ErrorFormat::Github => {
+                annotation("error", &[("file", file), ("line", &line.to_string())], message)
             }
         }
     }
@@ -127,7 +149,7 @@ fn summary(diagnostics: &[Diagnostic]) -> String {
 }
 
 /// Line and column from 1, the column in characters.
-fn position(text: &str, offset: usize) -> (usize, usize) {
+pub(crate) fn position(text: &str, offset: usize) -> (usize, usize) {
     let before = text.get(..offset).unwrap_or(text);
     let line = before.matches('\n').count() + 1;
     let start = before.rfind('\n').map_or(0, |newline| newline + 1);
@@ -141,11 +163,43 @@ fn short(source: Option<&Source>, diagnostic: &Diagnostic) -> String {
     format!("{name}:{line}:{column}: {severity}[{}]: {}", diagnostic.code, diagnostic.message)
 }
 
+/// A diagnostic as an annotation, without the end of its line. The help stands behind the message.
+fn github(source: Option<&Source>, diagnostic: &Diagnostic) -> String {
+    let (name, text) = source.map_or(("", ""), |source| (source.name.as_str(), source.text.as_str()));
+    let (line, column) = position(text, diagnostic.span().start);
+    let message = match &diagnostic.help {
+        Some(help) => format!("{}\nhelp: {help}", diagnostic.message),
+        None => diagnostic.message.clone(),
+    };
+    let properties = [
+        ("file", name),
+        ("line", &line.to_string()),
+        ("col", &column.to_string()),
+        ("title", diagnostic.code.as_str()),
+    ];
+    annotation(diagnostic.severity.as_str(), &properties, &message).trim_end().to_owned()
+}
+
+/// A command of GitHub's actions: one line in which line ends and the signs of the form are escaped.
+fn annotation(severity: &str, properties: &[(&str, &str)], message: &str) -> String {
+    let escaped = |text: &str| text.replace('%', "%25").replace('\r', "%0D").replace('\n', "%0A");
+    let properties: Vec<String> = properties
+        .iter()
+        .map(|(key, value)| format!("{key}={}", escaped(value).replace(':', "%3A").replace(',', "%2C")))
+        .collect();
+    let separator = if properties.is_empty() { "" } else { " " };
+    format!("::{severity}{separator}{}::{}\n", properties.join(","), escaped(message.trim_end()))
+}
+
 #[derive(Serialize)]
 struct PlainView<'a> {
     severity: &'static str,
     code: Option<&'a str>,
     message: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    file: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    line: Option<usize>,
 }
 
 #[derive(Serialize)]

@@ -6,6 +6,7 @@
 //!
 //! This crate is pure: no files, clock, environment, threads or printing. It never sees a device that computes.
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod graph;
 pub mod lower;

@@ -10,6 +10,7 @@
 //! What this crate deliberately does not know: `.pipe` files, layers, schedules, e-graphs, devices that compute, files,
 //! clocks and threads.
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_macros, clippy::disallowed_methods, clippy::disallowed_types)]
 
 pub mod cost;
 pub mod entity;

@@ -161,7 +161,7 @@ pub enum Data {
         /// Whether sequences are drawn in a seeded order, a new one each epoch.
         shuffle: bool,
     },
-    /// A file of token ids, little-endian, mapped into memory.
+    /// A file of token ids, little-endian, read by position and never as a whole.
     Tokens {
         /// The file.
         path: String,

@@ -3,7 +3,7 @@
 use super::Failure;
 use crate::arguments::{Choice, Input};
 use crate::files;
-use crate::report::{Reporter, Source};
+use crate::report::{Reporter, Source, position};
 use pipe_grammar::ast::File;
 use pipe_grammar::diagnostic::{Diagnostic, Severity, SourceId};
 use pipec_compiler::pipeline::{self, Compiled, Observer};
@@ -13,24 +13,24 @@ use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
 
 /// A `.pipe` file with everything it uses, resolved.
-pub(super) struct Loaded {
+pub(crate) struct Loaded {
     /// The texts, in the numbering of diagnostics.
-    pub(super) sources: Vec<Source>,
+    pub(crate) sources: Vec<Source>,
     /// The syntax tree of the file itself.
-    pub(super) file: File,
+    pub(crate) file: File,
     /// What they mean.
-    pub(super) resolution: Resolution,
+    pub(crate) resolution: Resolution,
     /// The identity of what was read: SHA-256 of the texts and the choice, in hexadecimal.
-    pub(super) hash: String,
+    pub(crate) hash: String,
 }
 
 /// Whether a file holds a program rather than a spec, by its name.
-pub(super) fn is_program(path: &Path) -> bool {
+pub(crate) fn is_program(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "pprog")
 }
 
 /// Reads and resolves a `.pipe` file; warnings go to standard error.
-pub(super) fn spec(input: &Input, reporter: Reporter) -> Result<Loaded, Failure> {
+pub(crate) fn spec(input: &Input, reporter: Reporter) -> Result<Loaded, Failure> {
     if is_program(&input.file) {
         return Err(Failure::usage(
             reporter,
@@ -49,7 +49,7 @@ pub(super) fn spec(input: &Input, reporter: Reporter) -> Result<Loaded, Failure>
 }
 
 /// Checks a file of models, clusters and training runs that has no pipeline; false for a file that has one, or a program.
-pub(super) fn check_library(input: &Input, reporter: Reporter) -> Result<bool, Failure> {
+pub(crate) fn check_library(input: &Input, reporter: Reporter) -> Result<bool, Failure> {
     // Standard input can be read once only, and is no library.
     if is_program(&input.file) || input.file == Path::new("-") {
         return Ok(false);
@@ -68,8 +68,49 @@ pub(super) fn check_library(input: &Input, reporter: Reporter) -> Result<bool, F
     Ok(true)
 }
 
+/// A pipeline that a file declares.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Declared {
+    /// Its name.
+    pub(crate) name: Option<String>,
+    /// Whether the file has no other one.
+    pub(crate) only: bool,
+    /// The line where it starts, from 1.
+    pub(crate) line: usize,
+}
+
+impl Declared {
+    /// The name by which it is told from the others of its file; none where there are no others.
+    pub(crate) fn suffix(&self) -> Option<&str> {
+        self.name.as_deref().filter(|_| !self.only)
+    }
+}
+
+/// The pipelines of a `.pipe` file; of a `.pprog` file, and of a file that has none, a nameless one.
+pub(crate) fn pipelines(path: &Path, reporter: Reporter) -> Result<Vec<Declared>, Failure> {
+    let only = Declared { name: None, only: true, line: 1 };
+    if is_program(path) {
+        return Ok(vec![only]);
+    }
+    let (sources, file, _) = parse(path, reporter)?;
+    let text = sources.first().map_or("", |source| source.text.as_str());
+    let declared = file.pipelines.iter().map(|pipeline| Declared {
+        name: pipeline.name.as_ref().map(|name| name.text.clone()),
+        only: file.pipelines.len() == 1,
+        line: position(text, pipeline.span.start).0,
+    });
+    let declared: Vec<Declared> = declared.collect();
+    Ok(if declared.is_empty() { vec![only] } else { declared })
+}
+
+/// The verified program of a pipeline of a file.
+pub(crate) fn pipeline(path: &Path, declared: &Declared, reporter: Reporter) -> Result<Verified, Failure> {
+    let choice = Choice { pipeline: declared.suffix().map(str::to_owned), ..Choice::default() };
+    program(&Input { file: path.to_owned(), choice }, reporter)
+}
+
 /// Compiles a resolved file.
-pub(super) fn compile(
+pub(crate) fn compile(
     loaded: &Loaded,
     observer: &mut dyn Observer,
     reporter: Reporter,
@@ -84,7 +125,7 @@ pub(super) fn compile(
 }
 
 /// The verified program of a `.pipe` or `.pprog` file.
-pub(super) fn program(input: &Input, reporter: Reporter) -> Result<Verified, Failure> {
+pub(crate) fn program(input: &Input, reporter: Reporter) -> Result<Verified, Failure> {
     if is_program(&input.file) {
         return program_text(&input.file, reporter);
     }
@@ -93,7 +134,7 @@ pub(super) fn program(input: &Input, reporter: Reporter) -> Result<Verified, Fai
 }
 
 /// The verified program of a `.pprog` file.
-pub(super) fn program_text(path: &Path, reporter: Reporter) -> Result<Verified, Failure> {
+pub(crate) fn program_text(path: &Path, reporter: Reporter) -> Result<Verified, Failure> {
     let bytes = files::read(path).map_err(|error| Failure::file(reporter, path, &error))?;
     let name = path.display();
     let source = String::from_utf8(bytes).map_err(|error| {

@@ -3,14 +3,16 @@
 
 mod build;
 mod check;
+mod diff;
 mod explain;
 mod fmt;
-mod load;
+pub(crate) mod load;
 mod profile;
 mod run;
 mod schedule;
 mod show;
 mod simulate;
+mod snap;
 mod verify;
 
 use crate::arguments::Command;
@@ -30,7 +32,7 @@ pub struct Failure {
 /// The kinds of failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// The input has errors.
+    /// The input has errors, or is not what it is compared with.
     Diagnostics,
     /// The command was used wrongly.
     Usage,
@@ -88,6 +90,8 @@ pub fn execute(command: &Command, reporter: Reporter) -> Result<(), Failure> {
         Command::Check(arguments) => check::execute(arguments, reporter),
         Command::Build(arguments) => build::execute(arguments, reporter),
         Command::Simulate(arguments) => simulate::execute(arguments, reporter),
+        Command::Snap(arguments) => snap::execute(arguments, reporter),
+        Command::Diff(arguments) => diff::execute(arguments, reporter),
         Command::Show(arguments) => show::execute(arguments, reporter),
         Command::Run(arguments) => run::execute(arguments, reporter),
         Command::Profile(arguments) => profile::execute(arguments, reporter),

@@ -39,6 +39,6 @@ pub(super) fn label(time: Nanos) -> String {
 }
 
 /// A share in per cent with one decimal: `27.3 %`.
-pub(super) fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1} %", 100.0 * share)
 }

@@ -28,6 +28,10 @@ pub use svg::svg;
 pub use table::{differences, tables};
 pub use trace::trace;
 
+pub(crate) use axis::percent;
+pub(crate) use scene::title;
+pub(crate) use table::Table;
+
 use pipec_program::Timeline;
 
 /// A timeline with a name for people: `simulated`, `measured`.

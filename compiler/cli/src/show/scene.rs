@@ -196,7 +196,7 @@ pub(super) fn makespan(timelines: &[Named<'_>]) -> Nanos {
 }
 
 /// What stands above every picture: `tiny: 4 devices, 4 stages, 8 micro-batches`.
-pub(super) fn title(program: &Program) -> String {
+pub(crate) fn title(program: &Program) -> String {
     let count = |number: u64, what: &str| format!("{number} {what}{}", if number == 1 { "" } else { "s" });
     let mut parts = vec![
         count(program.devices.len() as u64, "device"),

@@ -176,22 +176,27 @@ fn thousands(number: u128) -> String {
 }
 
 /// Columns of text: the first to the left, the others to the right unless they are in `left`.
-struct Table {
+pub(crate) struct Table {
     header: Vec<String>,
     rows: Vec<Vec<String>>,
-    left: Vec<usize>,
+    pub(crate) left: Vec<usize>,
 }
 
 impl Table {
-    fn new(header: &[&str]) -> Self {
+    pub(crate) fn new(header: &[&str]) -> Self {
         Self { header: header.iter().map(|&name| name.to_owned()).collect(), rows: Vec::new(), left: vec![0] }
     }
 
-    fn row(&mut self, cells: impl Into<Vec<String>>) {
+    pub(crate) fn row(&mut self, cells: impl Into<Vec<String>>) {
         self.rows.push(cells.into());
     }
 
-    fn text(&self) -> String {
+    /// The text, empty where there is no row.
+    pub(crate) fn text_of_rows(&self) -> String {
+        if self.rows.is_empty() { String::new() } else { self.text() }
+    }
+
+    pub(crate) fn text(&self) -> String {
         let lines: Vec<&Vec<String>> =
             Some(&self.header).filter(|header| !header.is_empty()).into_iter().chain(&self.rows).collect();
         let columns = lines.iter().map(|line| line.len()).max().unwrap_or(0);

@@ -1,11 +1,8 @@
 //! Every picture of small programs whose timelines are known.
 
-#[path = "../../../program/tests/programs/mod.rs"]
-mod programs;
-
 use super::*;
+use crate::programs::*;
 use pipec_program::{Costs, Event, Nanos, Verified, simulate};
-use programs::*;
 
 fn simulated(program: &Verified) -> Timeline {
     simulate(program, &Costs::roofline(program))

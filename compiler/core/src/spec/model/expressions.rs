@@ -167,8 +167,19 @@ impl Builder<'_> {
         factor_first: bool,
     ) -> Term {
         let poison = Term::Constant(Constant::poison(self.origin(span)));
-        if factor.kind == Kind::Poison {
-            return poison;
+        match factor.kind {
+            Kind::Poison => return poison,
+            // A word that is no constant was meant to be a value, whatever the operator.
+            Kind::Word(_) => {
+                self.not_a_value(&Term::Constant(factor), span);
+                return poison;
+            }
+            Kind::Number(_)
+            | Kind::Quantity(..)
+            | Kind::Text(_)
+            | Kind::List(_)
+            | Kind::Call(..)
+            | Kind::Record(..) => {}
         }
         let one = Constant { origin: factor.origin, kind: Kind::Number(Number::integer(1)) };
         let factor = match operator {
