@@ -7,7 +7,7 @@ mod layers;
 mod stage;
 
 use layers::Sample;
-use pipec_compiler::graph::{self, Graph, Phase};
+use pipec_compiler::graph::{self, Extent, Graph, Phase};
 use pipec_compiler::spec::{Layer, LayerId, Model, Op, Unary};
 use pipec_program::id::IdVec;
 use pipec_program::{DType, Mask, Pairing, RopeScaling};
@@ -62,9 +62,12 @@ fn check_model(name: &str, model: &Model, constants: f64) {
     }
 }
 
+/// A micro-batch of whole sequences.
+const WHOLE: Extent<'_> = Extent { sequences: SEQUENCES, lengths: &[TOKENS], slice: 0, reach: None };
+
 fn graphs(model: &Model) -> IdVec<LayerId, Graph> {
     let build = |layer| {
-        let graph = graph::build(layer, SEQUENCES, TOKENS, DType::F64);
+        let graph = graph::build(layer, WHOLE, DType::F64);
         assert_eq!(graph::verify(&graph), Vec::<String>::new(), "{}", graph::print(&graph));
         graph
     };

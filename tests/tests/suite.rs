@@ -175,7 +175,7 @@ fn graphs() {
     impl Observer for Printed {
         fn stage(&mut self, stage: Stage<'_>) {
             if let Stage::Graphs(graphs) = stage {
-                self.0 = graphs.values().map(graph::print).collect::<Vec<_>>().join("\n");
+                self.0 = graphs.values().flat_map(|graphs| graphs.values()).map(graph::print).collect::<Vec<_>>().join("\n");
             }
         }
     }
@@ -206,7 +206,7 @@ fn plans() {
 fn schedules() {
     each("schedule", |case| {
         let (_, compiled) = compiled(case);
-        golden("schedule", case, &schedule::print(&compiled.plan, &compiled.schedule));
+        golden("schedule", case, &schedule::print(&compiled.problem, &compiled.schedule));
     });
 }
 

@@ -1,10 +1,12 @@
 //! A stage on the reference device, each of its regions an arena.
 
 use pipec_compiler::graph::Graphs;
-use pipec_compiler::lower::functions::{Region, StageFunction, StageFunctions, stage_functions};
+use pipec_compiler::lower::functions::{
+    Region, SliceFunctions, StageFunction, StageFunctions, Wanted, stage_functions,
+};
 use pipec_compiler::spec::Model;
 use pipec_program::id::Id;
-use pipec_program::{Bytes, ParameterId, Scalar, TensorType};
+use pipec_program::{Bytes, ParameterId, Scalar, Slice, TensorType};
 use pipec_runtime::{Arena, Compiled, Device, ReferenceDevice, ScalarValue, splitmix};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -15,6 +17,7 @@ const LOSS_SCALE: f64 = 0.5;
 pub(crate) struct Stage {
     device: ReferenceDevice,
     functions: StageFunctions,
+    passes: SliceFunctions,
     forward: Compiled,
     backward: Compiled,
     arenas: BTreeMap<Region, Arena>,
@@ -29,15 +32,17 @@ pub(crate) struct Place {
 
 impl Stage {
     pub(crate) fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
-        let functions = stage_functions(model, graphs, pieces, "forward", "backward");
+        let wanted = Wanted { fused: true, ..Wanted::default() };
+        let functions = stage_functions(model, &vec![graphs.clone()].into(), pieces, "stage", wanted);
+        let passes = functions.slices[Slice(0)].clone();
         let mut device = ReferenceDevice::new();
         let forward =
-            device.compile(&functions.forward.function).expect("the reference device runs every op");
+            device.compile(&passes.forward.function).expect("the reference device runs every op");
         let backward =
-            device.compile(&functions.backward.function).expect("the reference device runs every op");
+            device.compile(&fused(&passes).function).expect("the reference device runs every op");
         // The workspace serves both functions, whose needs differ.
         let mut sizes: BTreeMap<Region, Bytes> = BTreeMap::new();
-        for function in [&functions.forward, &functions.backward] {
+        for function in [&passes.forward, fused(&passes)] {
             for (id, param) in function.function.params.iter() {
                 let size = sizes.entry(function.regions[id]).or_default();
                 *size = param.bytes.max(*size);
@@ -45,7 +50,7 @@ impl Stage {
         }
         let arena = |(region, bytes)| (region, Arena::new(bytes).expect("memory"));
         let arenas = sizes.into_iter().map(arena).collect();
-        let mut stage = Self { device, functions, forward, backward, arenas };
+        let mut stage = Self { device, functions, passes, forward, backward, arenas };
         let count = stage.arenas.get(&Region::Tokens).or(stage.arenas.get(&Region::Targets));
         let count = count.map_or(0, |arena| arena.bytes().0 / 4);
         for region in [Region::Tokens, Region::Targets] {
@@ -81,19 +86,19 @@ impl Stage {
             let values = numbers(seed + place.parameter.index() as u64, place.elements);
             self.store_floats(Region::Weights, place.weight, &values);
         }
-        let input = numbers(seed + 1000, elements(&self.functions.input));
+        let input = numbers(seed + 1000, elements(&self.passes.input));
         self.set_input(&input);
-        let gradient = numbers(seed + 2000, elements(&self.functions.output));
+        let gradient = numbers(seed + 2000, elements(&self.passes.output));
         self.set_output_gradient(&gradient);
     }
 
     pub(crate) fn set_input(&mut self, values: &[f64]) {
-        let types = self.functions.input.clone();
+        let types = self.passes.input.clone();
         self.set_message(Region::Input, &types, values);
     }
 
     pub(crate) fn set_output_gradient(&mut self, values: &[f64]) {
-        let types = self.functions.output.clone();
+        let types = self.passes.output.clone();
         self.set_message(Region::OutputGradient, &types, values);
     }
 
@@ -111,11 +116,11 @@ impl Stage {
     }
 
     pub(crate) fn output(&self) -> Vec<f64> {
-        self.message(Region::Output, &self.functions.output)
+        self.message(Region::Output, &self.passes.output)
     }
 
     pub(crate) fn input_gradient(&self) -> Vec<f64> {
-        self.message(Region::InputGradient, &self.functions.input)
+        self.message(Region::InputGradient, &self.passes.input)
     }
 
     pub(crate) fn loss(&self) -> f64 {
@@ -124,14 +129,14 @@ impl Stage {
 
     /// What the gradients are the gradients of, and the sum of its absolute terms.
     pub(crate) fn objective(&self) -> (f64, f64) {
-        let weights = self.message(Region::OutputGradient, &self.functions.output);
+        let weights = self.message(Region::OutputGradient, &self.passes.output);
         let terms = self.output().into_iter().zip(weights).map(|(output, weight)| output * weight);
         let terms = terms.chain([self.loss() * LOSS_SCALE]);
         terms.fold((0.0, 0.0), |(sum, size), term| (sum + term, size + term.abs()))
     }
 
     pub(crate) fn forward(&mut self) {
-        run(&mut self.device, self.forward, &self.functions.forward, &self.arenas);
+        run(&mut self.device, self.forward, &self.passes.forward, &self.arenas);
     }
 
     /// Runs the backward pass on gradients of zero. What was saved is used up.
@@ -143,7 +148,7 @@ impl Stage {
             // Not a number anywhere: nothing may be read that was not written.
             workspace.whole().set(0xff);
         }
-        run(&mut self.device, self.backward, &self.functions.backward, &self.arenas);
+        run(&mut self.device, self.backward, fused(&self.passes), &self.arenas);
     }
 
     pub(crate) fn parameter_gradients(&self) -> Vec<(ParameterId, Vec<f64>)> {
@@ -159,7 +164,7 @@ impl Stage {
             let values = self.load(Region::Gradients, place.gradient, place.elements);
             (Place { region: Region::Weights, offset: place.weight }, values)
         });
-        let inputs = message(&self.functions.input).into_iter().map(|(offset, count)| {
+        let inputs = message(&self.passes.input).into_iter().map(|(offset, count)| {
             (Place { region: Region::Input, offset }, self.load(Region::InputGradient, offset, count))
         });
         parameters.chain(inputs).collect()
@@ -172,6 +177,10 @@ impl Stage {
     pub(crate) fn set(&mut self, place: Place, index: usize, value: f64) {
         self.store_floats(place.region, place.offset + Bytes(8 * index as u64), &[value]);
     }
+}
+
+fn fused(passes: &SliceFunctions) -> &StageFunction {
+    passes.backward.fused.as_ref().expect("it was asked for")
 }
 
 fn run(

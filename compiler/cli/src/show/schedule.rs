@@ -1,7 +1,7 @@
 //! The schedule as JSON: the form in which pipeline schedules are checked independently, documented in
 //! `docs/timeline.md`.
 
-use pipec_compiler::plan::Plan;
+use pipec_compiler::plan::{PassTimes, Plan};
 use pipec_compiler::schedule::Schedule;
 use pipec_program::{Pass, StageId, Unit};
 use serde::Serialize;
@@ -30,7 +30,6 @@ struct CostsView {
 
 /// A plan and its schedule as JSON.
 pub fn schedule_json(plan: &Plan, schedule: &Schedule) -> String {
-    let slices = plan.slices as usize;
     let chunk =
         |stages: &[StageId], stage: StageId| stages.iter().position(|each| *each == stage).unwrap_or(0);
     let ops = schedule.devices.iter().map(|(device, steps)| {
@@ -40,6 +39,9 @@ pub fn schedule_json(plan: &Plan, schedule: &Schedule) -> String {
         };
         steps.iter().flat_map(|step| step.passes()).map(op).collect()
     });
+    let times = |of: fn(&PassTimes) -> u64| {
+        plan.stages.values().map(|stage| stage.times.values().map(of).collect()).collect()
+    };
     let view = ScheduleView {
         devices: plan.devices.len(),
         chunks: plan.devices.values().map(Vec::len).max().unwrap_or(0),
@@ -47,8 +49,8 @@ pub fn schedule_json(plan: &Plan, schedule: &Schedule) -> String {
         microbatches: plan.micro_batches,
         placement: plan.devices.values().map(|stages| stages.iter().map(|stage| stage.0).collect()).collect(),
         costs: CostsView {
-            forward: plan.stages.values().map(|stage| vec![stage.forward.0; slices]).collect(),
-            backward: plan.stages.values().map(|stage| vec![stage.backward.0; slices]).collect(),
+            forward: times(|times| times.forward.0),
+            backward: times(|times| times.backward.0),
         },
         ops: ops.collect(),
     };

@@ -15,7 +15,10 @@ use std::collections::BTreeMap;
 /// The graph of a layer without its backward pass.
 pub(super) fn forward(layer: &Layer, extent: Extent<'_>, precision: DType) -> Graph {
     let graph = Graph {
-        name: layer.name.clone(),
+        name: match extent.part() {
+            Some(_) => format!("{}.i{}", layer.name, extent.slice),
+            None => layer.name.clone(),
+        },
         precision,
         values: IdVec::new(),
         inputs: Vec::new(),
