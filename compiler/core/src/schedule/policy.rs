@@ -82,6 +82,17 @@ impl Policy {
         Self::ALL.iter().find(|(_, policy)| same(policy)).map_or("", |(name, _)| name)
     }
 
+    /// The most stages per device and copy, and slices, that the policy has a use for where there may be so many.
+    pub fn most(self, chunks: u32, slices: u32) -> (u32, u32) {
+        match self {
+            Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::DualPipe | Self::Chimera => (1, 1),
+            Self::TeraPipe => (1, slices),
+            Self::Interleaved { group: _ } | Self::GPipe | Self::BreadthFirst | Self::Hanayo => (chunks, 1),
+            Self::Seq1F1B | Self::SlimPipe | Self::Svpp(_) | Self::Auto(_) => (chunks, slices),
+            Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV => (2, 1),
+        }
+    }
+
     /// Where the policy has its stages.
     pub fn placement(self) -> Placement {
         match self {
