@@ -121,6 +121,28 @@ impl From<spec::Schedule> for Policy {
             spec::Schedule::Interleaved { virtual_stages: _, group } => {
                 Self::Interleaved { group: Some(group) }
             }
+            spec::Schedule::BreadthFirst { .. } => Self::BreadthFirst,
+            spec::Schedule::TeraPipe { .. } => Self::TeraPipe,
+            spec::Schedule::Seq1F1B { .. } => Self::Seq1F1B,
+            spec::Schedule::SlimPipe { .. } => Self::SlimPipe,
+            spec::Schedule::Svpp { virtual_stages: _, slices: _, in_flight, bias, weight_grads } => {
+                Self::Svpp(Svpp { in_flight, bias, weight_grads, group: None })
+            }
+            spec::Schedule::ZbH1 => Self::ZbH1,
+            spec::Schedule::ZbH2 => Self::ZbH2,
+            spec::Schedule::ZbV => Self::ZbV,
+            spec::Schedule::VHalf => Self::VHalf,
+            spec::Schedule::VMin => Self::VMin,
+            spec::Schedule::DualPipe => Self::DualPipe,
+            spec::Schedule::DualPipeV => Self::DualPipeV,
+            spec::Schedule::Chimera => Self::Chimera,
+            spec::Schedule::Hanayo { .. } => Self::Hanayo,
+            spec::Schedule::Auto { virtual_stages: _, slices: _, effort } => Self::Auto(match effort {
+                0 => Effort::Least,
+                1 => Effort::Usual,
+                2 => Effort::More,
+                3.. => Effort::Most,
+            }),
         }
     }
 }
