@@ -95,10 +95,7 @@ pub fn resolve_text(text: &str) -> Resolution {
 /// The same spec on so many devices under another schedule and cut.
 pub fn replan(spec: &Spec, devices: u32, schedule: Schedule, cut: Cut) -> Spec {
     let mut spec = spec.clone();
-    let chunks = match schedule {
-        Schedule::GPipe | Schedule::OneFOneB => 1,
-        Schedule::Interleaved { virtual_stages, .. } => virtual_stages,
-    };
+    let chunks = schedule.virtual_stages();
     spec.pipeline.devices = devices;
     spec.pipeline.stages = devices * chunks;
     spec.pipeline.schedule = schedule;

@@ -348,7 +348,8 @@ pub struct ScheduleArguments {
     /// the order that the problem file holds.
     #[arg(long, value_name = "NAME", default_value = "one_f_one_b")]
     pub policy: String,
-    /// A problem as JSON, instead of the sizes below; `-` for standard input.
+    /// A problem as JSON, instead of the sizes below; `-` for standard input. With `given`, a `.csv` file is a schedule of
+    /// PyTorch.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["devices", "virtual_stages", "slices", "microbatches", "costs"])]
     pub problem: Option<PathBuf>,
     /// Devices of the pipeline.
@@ -387,6 +388,25 @@ pub struct ScheduleArguments {
     /// Write the schedule as JSON.
     #[arg(long)]
     pub json: bool,
+    /// Write the schedule as PyTorch's CSV.
+    #[arg(long, value_enum, value_name = "DIALECT", conflicts_with = "json")]
+    pub csv: Option<CsvDialect>,
+    /// Write a CSV file that leaves out what it has no words for.
+    #[arg(long, requires = "csv")]
+    pub lossy: bool,
+    /// Draw idle time over memory, with a point for every policy and the line of `auto`, as SVG; `-` for standard output.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "csv", "problem"])]
+    pub plot: Option<PathBuf>,
+}
+
+/// The dialects of PyTorch's CSV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+pub enum CsvDialect {
+    /// Passes, which torch adds messages to.
+    ComputeOnly,
+    /// Messages, waits and reductions too, for torch 2.15.
+    ComputeComms,
 }
 
 /// How weight gradients are computed.

@@ -1,13 +1,16 @@
-//! `pipec schedule`: the order of a pipeline without a model, drawn or as JSON.
+//! `pipec schedule`: the order of a pipeline without a model, drawn, compared, or in a form for other tools.
+
+mod compare;
 
 use super::Failure;
-use crate::arguments::{ScheduleArguments, WeightGradsChoice};
+use crate::arguments::{CsvDialect, ScheduleArguments, WeightGradsChoice};
 use crate::files;
 use crate::report::Reporter;
 use crate::show;
+use pipec_compiler::schedule::csv::{self, Dialect};
 use pipec_compiler::schedule::{
     Effort, Execution, PlaceName, Placement, Policy, Problem, Report, Scale, Schedule, ScheduleFile, Svpp,
-    Table, Violation, WeightGrads, execute, explore, order, peaks, verify,
+    Table, Violation, WeightGrads, execute, explore, order, verify,
 };
 use std::path::Path;
 
@@ -15,10 +18,25 @@ use std::path::Path;
 const MOST_DRAWN: usize = 20_000;
 
 pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failure> {
-    if arguments.policy == "all" {
-        return table(arguments, reporter);
+    if let Some(path) = &arguments.plot {
+        return compare::plot(arguments, path, reporter);
     }
-    let Ordered { file, problem, scale, schedule } = ordered(arguments, &arguments.policy, reporter)?;
+    if arguments.policy == "all" {
+        return compare::table(arguments, reporter);
+    }
+    let Ordered { file, problem, scale, schedule } = ordered(arguments, reporter)?;
+    if let Some(dialect) = arguments.csv {
+        let dialect = match dialect {
+            CsvDialect::ComputeOnly => Dialect::ComputeOnly,
+            CsvDialect::ComputeComms => Dialect::ComputeComms,
+        };
+        let text = csv::write(&problem, &schedule, dialect, arguments.lossy).map_err(|error| {
+            let help = if error.can_be_lost() { "; `--lossy` leaves it out" } else { "" };
+            Failure::diagnostics(reporter.plain(None, &format!("{error}{help}")))
+        })?;
+        print!("{text}");
+        return Ok(());
+    }
     let execution = executed(&problem, &schedule, reporter)?;
     let report = Report::new(&problem, &schedule, &execution, scale);
     if arguments.json {
@@ -36,7 +54,7 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
 
 fn executed(problem: &Problem, schedule: &Schedule, reporter: Reporter) -> Result<Execution, Failure> {
     execute(problem, schedule, |step| problem.duration(step))
-        .map_err(|deadlock| internal(reporter, &[Violation::Deadlock(deadlock)]))
+        .map_err(|deadlock| internal(reporter, &Violation::Deadlock(deadlock)))
 }
 
 /// A schedule and what it is made for.
@@ -47,19 +65,14 @@ struct Ordered {
     schedule: Schedule,
 }
 
-fn ordered(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Result<Ordered, Failure> {
-    let usage = |message: String| Failure::usage(reporter, message);
+fn ordered(arguments: &ScheduleArguments, reporter: Reporter) -> Result<Ordered, Failure> {
+    let name = arguments.policy.as_str();
     if name == "given" {
-        let file = file(arguments, None, reporter)?;
-        let (problem, scale) = file.problem().map_err(|error| usage(error.to_string()))?;
-        let schedule = file.schedule(&problem).map_err(|error| usage(error.to_string()))?;
-        let broken = verify(&problem, &schedule);
-        let Some(first) = broken.first() else { return Ok(Ordered { file, problem, scale, schedule }) };
-        return Err(Failure::diagnostics(reporter.plain(None, &first.to_string())));
+        return given(arguments, reporter);
     }
     let policy = policy(arguments, name, reporter)?;
     let mut file = file(arguments, Some(policy), reporter)?;
-    let (mut problem, scale) = file.problem().map_err(|error| usage(error.to_string()))?;
+    let (mut problem, scale) = problem(&file, reporter)?;
     let refused = |refusal| {
         Failure::diagnostics(reporter.plain(None, &format!("`{name}` has no order for this: {refusal}")))
     };
@@ -72,17 +85,42 @@ fn ordered(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Res
     } else {
         order(policy, &problem).map_err(refused)?
     };
-    let broken = verify(&problem, &schedule);
-    if broken.is_empty() {
-        Ok(Ordered { file, problem, scale, schedule })
-    } else {
-        Err(internal(reporter, &broken))
+    match verify(&problem, &schedule).first() {
+        None => Ok(Ordered { file, problem, scale, schedule }),
+        Some(broken) => Err(internal(reporter, broken)),
     }
 }
 
-fn internal(reporter: Reporter, broken: &[Violation]) -> Failure {
-    let first = broken.first().map(ToString::to_string).unwrap_or_default();
-    Failure::internal(reporter, format!("the schedule breaks its laws: {first}"))
+/// The schedule of a file.
+fn given(arguments: &ScheduleArguments, reporter: Reporter) -> Result<Ordered, Failure> {
+    let told = |message: String| Failure::diagnostics(reporter.plain(None, &message));
+    let ordered = match &arguments.problem {
+        Some(path) if path.extension().is_some_and(|extension| extension == "csv") => {
+            let bytes = files::read(path).map_err(|error| Failure::file(reporter, path, &error))?;
+            let read = csv::read(&String::from_utf8_lossy(&bytes));
+            let (problem, schedule) = read.map_err(|error| told(format!("{}: {error}", path.display())))?;
+            let scale = Scale { time: 1.0, memory: f64::from(problem.depth()) };
+            Ordered { file: ScheduleFile::of(&problem, scale), problem, scale, schedule }
+        }
+        Some(_) | None => {
+            let file = file(arguments, None, reporter)?;
+            let (problem, scale) = problem(&file, reporter)?;
+            let schedule = file.schedule(&problem).map_err(|error| told(error.to_string()))?;
+            Ordered { file, problem, scale, schedule }
+        }
+    };
+    match verify(&ordered.problem, &ordered.schedule).first() {
+        None => Ok(ordered),
+        Some(broken) => Err(told(broken.to_string())),
+    }
+}
+
+fn internal(reporter: Reporter, broken: &Violation) -> Failure {
+    Failure::internal(reporter, format!("the schedule breaks its laws: {broken}"))
+}
+
+fn problem(file: &ScheduleFile, reporter: Reporter) -> Result<(Problem, Scale), Failure> {
+    file.problem().map_err(|error| Failure::diagnostics(reporter.plain(None, &error.to_string())))
 }
 
 /// A policy by its name, with its options.
@@ -92,7 +130,7 @@ fn policy(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Resu
             0 => Effort::Least,
             1 => Effort::Usual,
             2 => Effort::More,
-            _ => Effort::Most,
+            3.. => Effort::Most,
         }));
     }
     let Some(&(_, policy)) = Policy::ALL.iter().find(|(known, _)| *known == name) else {
@@ -100,23 +138,21 @@ fn policy(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Resu
         let message = format!("there is no policy `{name}`; the policies are {}, auto", names.join(", "));
         return Err(Failure::usage(reporter, message));
     };
-    Ok(match policy {
-        Policy::Interleaved { group: _ } => Policy::Interleaved { group: arguments.group },
-        Policy::Svpp(_) => {
-            if !(1.0..=2.0).contains(&arguments.bias) {
-                return Err(Failure::usage(reporter, "a bias must be between 1 and 2"));
-            }
-            Policy::Svpp(Svpp {
-                in_flight: arguments.in_flight,
-                bias: (arguments.bias * 100.0).round() as u16,
-                weight_grads: match arguments.weight_grads {
-                    WeightGradsChoice::Fused => WeightGrads::Fused,
-                    WeightGradsChoice::Split => WeightGrads::Split,
-                    WeightGradsChoice::PerGemm => WeightGrads::PerGemm,
-                },
-                group: arguments.group,
-            })
+    match policy {
+        Policy::Interleaved { group: _ } => Ok(Policy::Interleaved { group: arguments.group }),
+        Policy::Svpp(_) if !(1.0..=2.0).contains(&arguments.bias) => {
+            Err(Failure::usage(reporter, "a bias must be between 1 and 2"))
         }
+        Policy::Svpp(_) => Ok(Policy::Svpp(Svpp {
+            in_flight: arguments.in_flight,
+            bias: (arguments.bias * 100.0).round() as u16,
+            weight_grads: match arguments.weight_grads {
+                WeightGradsChoice::Fused => WeightGrads::Fused,
+                WeightGradsChoice::Split => WeightGrads::Split,
+                WeightGradsChoice::PerGemm => WeightGrads::PerGemm,
+            },
+            group: arguments.group,
+        })),
         Policy::GPipe
         | Policy::BreadthFirst
         | Policy::TeraPipe
@@ -132,8 +168,8 @@ fn policy(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Resu
         | Policy::DualPipeV
         | Policy::Chimera
         | Policy::Hanayo
-        | Policy::Auto(_) => policy,
-    })
+        | Policy::Auto(_) => Ok(policy),
+    }
 }
 
 /// The problem as a file, or from sizes, with the placement of a policy.
@@ -164,19 +200,14 @@ fn sizes(
     reporter: Reporter,
 ) -> Result<ScheduleFile, Failure> {
     let placement = policy.map_or(Placement::Loop, Policy::placement);
-    let place = match placement {
-        Placement::Loop => PlaceName::Interleave,
-        Placement::Zigzag => PlaceName::Vshape,
-        Placement::Bidirectional => PlaceName::Bidir,
-    };
     let usual = match policy {
         Some(Policy::Interleaved { group: _ } | Policy::BreadthFirst) => 2,
         Some(_) | None => 1,
     };
-    let chunks = match placement {
-        Placement::Loop => arguments.virtual_stages.unwrap_or(usual),
-        Placement::Zigzag => arguments.virtual_stages.unwrap_or(2),
-        Placement::Bidirectional => 2 * arguments.virtual_stages.unwrap_or(1),
+    let (place, chunks) = match placement {
+        Placement::Loop => (PlaceName::Interleave, arguments.virtual_stages.unwrap_or(usual)),
+        Placement::Zigzag => (PlaceName::Vshape, arguments.virtual_stages.unwrap_or(2)),
+        Placement::Bidirectional => (PlaceName::Bidir, 2 * arguments.virtual_stages.unwrap_or(1)),
     };
     let mut file =
         ScheduleFile::uniform(arguments.devices, chunks, arguments.slices, arguments.microbatches, place);
@@ -204,29 +235,4 @@ fn sizes(
         }
     }
     Ok(file)
-}
-
-/// One line per policy.
-fn table(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failure> {
-    println!("{:<14}{:>10}{:>10}{:>10}{:>10}", "policy", "makespan", "bubble", "window", "memory");
-    for (name, _) in Policy::ALL {
-        let policy = policy(arguments, name, reporter)?;
-        let file = file(arguments, Some(policy), reporter)?;
-        let (problem, scale) = file.problem().map_err(|error| Failure::usage(reporter, error.to_string()))?;
-        match order(policy, &problem) {
-            Ok(schedule) => {
-                let execution = executed(&problem, &schedule, reporter)?;
-                let peak = peaks(&problem, &schedule).values().copied().max().unwrap_or(0);
-                println!(
-                    "{name:<14}{:>10.2}{:>9.2} %{:>9.2} %{:>10.4}",
-                    execution.makespan() as f64 / scale.time,
-                    100.0 * execution.bubble(),
-                    100.0 * execution.window_bubble(),
-                    peak as f64 / scale.memory,
-                );
-            }
-            Err(refusal) => println!("{name:<14}{refusal}"),
-        }
-    }
-    Ok(())
 }

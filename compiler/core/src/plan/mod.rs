@@ -1,13 +1,13 @@
 //! The cut of a model into stages and their place on devices.
 //!
-//! A [`Plan`] places every piece on exactly one stage and every stage on exactly one device: stage g on device
-//! `g mod p`, so that the chunks of a device form a loop. It deliberately holds no order of passes and no buffers.
+//! A [`Plan`] places every piece on exactly one stage of each copy and every stage on exactly one device, in a loop, forth
+//! and back, or in two opposite directions, as the schedule asks. It deliberately holds no order of passes and no buffers.
 
 mod cost;
 mod cut;
 
 use crate::graph::Graphs;
-use crate::spec::{Cut, Model, Origins, Pipeline, Schedule, Spec};
+use crate::spec::{Cut, Model, Origins, Pipeline, Placement, Schedule, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, Nanos, Slice, StageId, Unit};
@@ -104,11 +104,7 @@ impl Plan {
 /// # Errors
 /// More stages than pieces, a number of stages that the schedule does not place on the devices, an explicit cut that
 /// does not cover the layers, a stage without pieces.
-pub fn plan(
-    spec: &Spec,
-    graphs: &IdVec<Slice, Graphs>,
-    origins: &Origins,
-) -> Result<Plan, Vec<Diagnostic>> {
+pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
     let Pipeline { stages, devices, micro_batches, .. } = spec.pipeline;
     let (stages, devices) = (stages as usize, devices as usize);
     let pieces = spec.model.pieces.len();
@@ -125,35 +121,48 @@ pub fn plan(
     let mut plan = Plan {
         stages: IdVec::new(),
         devices: (0..devices).map(|_| Vec::new()).collect(),
-        copies: 1,
+        copies: spec.pipeline.schedule.placement().copies(),
         micro_batches,
         slices: graphs.len() as u32,
         lengths: slice_lengths(spec),
     };
-    for (index, bound) in bounds.windows(2).enumerate() {
-        let (pieces, device) = (bound[0]..bound[1], DeviceId::new(index % devices));
-        let times = times.slices(pieces.clone(), device);
-        let stage = plan.stages.push(Stage { pieces, device, times });
-        plan.devices[device].push(stage);
+    for copy in 0..plan.copies {
+        for (index, bound) in bounds.windows(2).enumerate() {
+            let (pieces, device) = (bound[0]..bound[1], place(&spec.pipeline, copy, index));
+            let times = times.slices(pieces.clone(), device);
+            let stage = plan.stages.push(Stage { pieces, device, times });
+            plan.devices[device].push(stage);
+        }
     }
     Ok(plan)
 }
 
-/// The tokens of each slice of a sequence.
+/// The device of a stage of a copy.
+fn place(pipeline: &Pipeline, copy: u32, stage: usize) -> DeviceId {
+    let devices = pipeline.devices.max(1) as usize;
+    let (turn, ahead) = (stage / devices, stage % devices);
+    let backwards = match pipeline.schedule.placement() {
+        Placement::Loop => false,
+        Placement::Zigzag => turn % 2 == 1,
+        Placement::Bidirectional => copy == 1,
+    };
+    DeviceId::new(if backwards { devices - 1 - ahead } else { ahead })
+}
+
+/// The tokens of each slice of a sequence: equal parts, which the spec has checked.
 pub fn slice_lengths(spec: &Spec) -> Vec<u64> {
-    vec![spec.train.seq]
+    let slices = spec.pipeline.schedule.slices().max(1);
+    vec![spec.train.seq / u64::from(slices); slices as usize]
 }
 
 /// Every device gets the number of stages that the schedule is made for.
 fn chunks(pipeline: &Pipeline, origins: &Origins) -> Option<Diagnostic> {
     let &Pipeline { stages, devices, schedule, .. } = pipeline;
-    let (name, each) = match schedule {
-        Schedule::GPipe if devices > 0 && stages.is_multiple_of(devices) => {
-            ("gpipe", (stages / devices).max(1))
-        }
-        Schedule::GPipe => ("gpipe", 1),
-        Schedule::OneFOneB => ("one_f_one_b", 1),
-        Schedule::Interleaved { virtual_stages, .. } => ("interleaved", virtual_stages),
+    let name = schedule.name();
+    let each = match schedule {
+        // GPipe's order is that of breadth-first pipelines too.
+        Schedule::GPipe if devices > 0 && stages.is_multiple_of(devices) => (stages / devices).max(1),
+        schedule => schedule.virtual_stages(),
     };
     let expected = u64::from(each) * u64::from(devices);
     (stages == 0 || u64::from(stages) != expected).then(|| {

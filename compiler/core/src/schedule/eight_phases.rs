@@ -112,7 +112,7 @@ impl Phases {
             let middle = round == rank.div_ceil(2);
             split |= middle && rank % 2 == 1;
             self.backward(1, split);
-            split |= middle && rank % 2 == 0;
+            split |= middle && rank.is_multiple_of(2);
             self.backward(0, split);
         }
         for _ in 0..inner {

@@ -264,7 +264,8 @@ impl<'a> State<'a> {
         if let Some((step, (pass, unit))) = next {
             over = pass == Pass::F && progress.room.as_ref().is_some_and(|room| !room.holds(unit));
             let ready = self.ready(pass, unit);
-            if ready <= time && !(over && !progress.waiting.is_empty()) {
+            let held_back = over && !progress.waiting.is_empty();
+            if ready <= time && !held_back {
                 return Choice::Run(step);
             }
             if ready > time {
@@ -277,8 +278,8 @@ impl<'a> State<'a> {
     fn choose_ready(&self, progress: &Progress<'_>, time: u64) -> Choice {
         let backward = self.rules.backward.pass();
         let mut until = NEVER;
-        let (mut first_forward, mut first_backward): (Option<(Key, Unit)>, Option<(Key, Unit)>) =
-            (None, None);
+        let mut first_forward: Option<(Key, Unit)> = None;
+        let mut first_backward: Option<(Key, Unit)> = None;
         let mut refused = false;
         for chunk in &progress.chunks {
             if let Some(unit) = chunk.forward(self.problem) {

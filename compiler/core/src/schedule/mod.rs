@@ -46,11 +46,13 @@ pub use file::{Amounts, FileError, Kind, Op, Place, PlaceName, Report, Scale, Sc
 pub use memory::peaks;
 pub use policy::{Policy, order};
 pub use print::print;
-pub use problem::{Cost, Placement, Problem, ProblemError};
+pub use problem::{Cost, Problem, ProblemError};
 pub use refusal::Refusal;
 pub use step::Step;
-pub use svpp::{Svpp, WeightGrads};
+pub use svpp::Svpp;
 pub use verify::{Violation, verify};
+
+pub use crate::spec::{Placement, WeightGrads};
 
 use pipec_program::DeviceId;
 use pipec_program::id::IdVec;

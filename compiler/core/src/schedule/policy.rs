@@ -82,6 +82,17 @@ impl Policy {
         Self::ALL.iter().find(|(_, policy)| same(policy)).map_or("", |(name, _)| name)
     }
 
+    /// The most stages per device and copy, and slices, that the policy has a use for where there may be so many.
+    pub fn most(self, chunks: u32, slices: u32) -> (u32, u32) {
+        match self {
+            Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::DualPipe | Self::Chimera => (1, 1),
+            Self::TeraPipe => (1, slices),
+            Self::Interleaved { group: _ } | Self::GPipe | Self::BreadthFirst | Self::Hanayo => (chunks, 1),
+            Self::Seq1F1B | Self::SlimPipe | Self::Svpp(_) | Self::Auto(_) => (chunks, slices),
+            Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV => (2, 1),
+        }
+    }
+
     /// Where the policy has its stages.
     pub fn placement(self) -> Placement {
         match self {
@@ -110,6 +121,28 @@ impl From<spec::Schedule> for Policy {
             spec::Schedule::Interleaved { virtual_stages: _, group } => {
                 Self::Interleaved { group: Some(group) }
             }
+            spec::Schedule::BreadthFirst { .. } => Self::BreadthFirst,
+            spec::Schedule::TeraPipe { .. } => Self::TeraPipe,
+            spec::Schedule::Seq1F1B { .. } => Self::Seq1F1B,
+            spec::Schedule::SlimPipe { .. } => Self::SlimPipe,
+            spec::Schedule::Svpp { virtual_stages: _, slices: _, in_flight, bias, weight_grads } => {
+                Self::Svpp(Svpp { in_flight, bias, weight_grads, group: None })
+            }
+            spec::Schedule::ZbH1 => Self::ZbH1,
+            spec::Schedule::ZbH2 => Self::ZbH2,
+            spec::Schedule::ZbV => Self::ZbV,
+            spec::Schedule::VHalf => Self::VHalf,
+            spec::Schedule::VMin => Self::VMin,
+            spec::Schedule::DualPipe => Self::DualPipe,
+            spec::Schedule::DualPipeV => Self::DualPipeV,
+            spec::Schedule::Chimera => Self::Chimera,
+            spec::Schedule::Hanayo { .. } => Self::Hanayo,
+            spec::Schedule::Auto { virtual_stages: _, slices: _, effort } => Self::Auto(match effort {
+                0 => Effort::Least,
+                1 => Effort::Usual,
+                2 => Effort::More,
+                3.. => Effort::Most,
+            }),
         }
     }
 }

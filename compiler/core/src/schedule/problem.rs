@@ -4,7 +4,7 @@
 //! on copy `m mod C`. All numbers are integers of some unit of time and of memory, so that orders never depend on
 //! rounding. Every stage stands on one device.
 
-use super::Step;
+use super::{Placement, Step};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, MicroBatch, Pass, Slice, StageId, Unit};
 use std::fmt;
@@ -70,18 +70,6 @@ impl Cost {
         prefix: 0,
         checkpoint: 0,
     };
-}
-
-/// Where the stages of a uniform problem stand. `p` devices of `v` chunks each.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// Stage g on device `g mod p`.
-    Loop,
-    /// As a loop that turns round after every `p` stages: chunk c of device r is stage `c p + r`, for odd c
-    /// `c p + p - 1 - r`.
-    Zigzag,
-    /// Two copies of a loop, the second on the devices in reverse order.
-    Bidirectional,
 }
 
 /// Why there is no such problem.
@@ -216,10 +204,7 @@ impl Problem {
         if most > MOST_UNITS {
             return Err(ProblemError::TooLarge);
         }
-        let copies = match placement {
-            Placement::Loop | Placement::Zigzag => 1,
-            Placement::Bidirectional => 2,
-        };
+        let copies = placement.copies();
         let stage = |device: u32, chunk: u32| {
             let backwards = match placement {
                 Placement::Loop => false,
@@ -286,12 +271,12 @@ impl Problem {
 
     /// The stage before, which makes the input of a stage; none for the first.
     pub fn before(&self, stage: StageId) -> Option<StageId> {
-        (stage.0 % self.depth() != 0).then(|| StageId(stage.0 - 1))
+        (!stage.0.is_multiple_of(self.depth())).then(|| StageId(stage.0 - 1))
     }
 
     /// The stage after, which takes the output of a stage; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
-        ((stage.0 + 1) % self.depth() != 0).then(|| StageId(stage.0 + 1))
+        (!(stage.0 + 1).is_multiple_of(self.depth())).then(|| StageId(stage.0 + 1))
     }
 
     /// Whether the problem has a unit.

@@ -21,7 +21,8 @@ pub(super) fn zigzag(problem: &Problem) -> Result<(), Refusal> {
     copies(problem, 1)?;
     let (p, v) = (problem.devices().len(), problem.chunks() as usize);
     let is_zigzag = |device: DeviceId, chunks: &[StageId]| {
-        let place = |chunk: usize| if chunk % 2 == 0 { device.index() } else { p - 1 - device.index() };
+        let place =
+            |chunk: usize| if chunk.is_multiple_of(2) { device.index() } else { p - 1 - device.index() };
         (0..v).map(|chunk| StageId::new(chunk * p + place(chunk))).eq(chunks.iter().copied())
     };
     let all = problem.devices().iter().all(|(device, chunks)| is_zigzag(device, chunks));

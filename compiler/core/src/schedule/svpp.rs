@@ -11,7 +11,7 @@
 
 use super::limit::Limit;
 use super::list::{Backward, First, Rules, Weights, list};
-use super::{Problem, Refusal, Schedule, peaks, require, rounds};
+use super::{Problem, Refusal, Schedule, WeightGrads, peaks, require, rounds};
 
 /// The options of SVPP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,24 +27,12 @@ pub struct Svpp {
     pub group: Option<u32>,
 }
 
-/// How weight gradients are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightGrads {
-    /// With the input gradients, in one pass.
-    Fused,
-    /// In a pass of their own.
-    Split,
-    /// GEMM by GEMM.
-    PerGemm,
-}
-
-impl WeightGrads {
-    pub(super) fn backward(self) -> Backward {
-        match self {
-            Self::Fused => Backward::Whole,
-            Self::Split => Backward::Split,
-            Self::PerGemm => Backward::Products,
-        }
+/// The passes of weight gradients.
+pub(super) fn backward(weight_grads: WeightGrads) -> Backward {
+    match weight_grads {
+        WeightGrads::Fused => Backward::Whole,
+        WeightGrads::Split => Backward::Split,
+        WeightGrads::PerGemm => Backward::Products,
     }
 }
 
@@ -78,7 +66,7 @@ pub(super) fn order(problem: &Problem, options: Svpp) -> Result<Schedule, Refusa
         return Err(shortage);
     }
     let rules = Rules {
-        backward: options.weight_grads.backward(),
+        backward: backward(options.weight_grads),
         first: First::Rounds(group(problem, options)),
         weights: Weights::Fill,
         alternate: true,
@@ -93,7 +81,7 @@ pub(super) fn closed_form(problem: &Problem, options: Svpp) -> Result<Schedule, 
     let p = problem.devices().len() as u32;
     let group = group(problem, options);
     let fill = (problem.chunks() - 1) * group * problem.slices() + problem.slices() - 1;
-    let backward = options.weight_grads.backward();
+    let backward = backward(options.weight_grads);
     let warm_up = |rank: usize, _| (fill + hops(p - 1 - rank as u32, options.bias)) as usize;
     let order = rounds::warm_up_then_alternate(problem, group, backward.pass(), warm_up);
     if backward == Backward::Whole {

@@ -14,6 +14,7 @@ mod pipeline;
 mod print;
 mod report;
 mod resolve;
+mod schedule;
 mod settings;
 mod sources;
 mod train;
@@ -21,6 +22,7 @@ mod train;
 pub use model::ops;
 pub use print::print;
 pub use resolve::{Choice, Resolution, check, resolve};
+pub use schedule::{Placement, Schedule, WeightGrads};
 pub use sources::{LIBRARY, LibraryFile, Sources, used_path, uses};
 
 use pipe_grammar::ast::Span;
@@ -433,22 +435,6 @@ pub enum Cut {
     /// So many layers (repeat instances) on each stage; what stands before the first layer goes to the first stage and
     /// what stands after the last layer to the last.
     Layers(Vec<u32>),
-}
-
-/// The order of passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// All forward passes, then all backward passes.
-    GPipe,
-    /// One forward, one backward.
-    OneFOneB,
-    /// Several stages per device in rounds.
-    Interleaved {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Micro-batches that pass a stage in a row; the number of devices unless the file says otherwise.
-        group: u32,
-    },
 }
 
 /// Where things stand in the text, for later stages to point at.

@@ -1,11 +1,12 @@
 //! The pipeline: how the model runs on the cluster, and whether the numbers of both fit.
 
-use super::constant::{Constant, Environment, Kind, Settings, wrong_kind};
+use super::constant::{Constant, Kind, Settings, wrong_kind};
 use super::report::Report;
+use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
 use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Schedule};
-use pipe_grammar::diagnostic::{Code, Diagnostic, suggest};
+use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::{DType, Data};
 
 /// The keys of a pipeline.
@@ -30,32 +31,6 @@ pub(super) const UNAVAILABLE: &[&str] = &[
     "memory_limit",
 ];
 
-/// Schedules of the literature that pipec does not have.
-const UNAVAILABLE_SCHEDULES: &[&str] = &[
-    "svpp",
-    "mepipe",
-    "spipe",
-    "terapipe",
-    "seq1f1b",
-    "slimpipe",
-    "zb_h1",
-    "zb_h2",
-    "zb_v",
-    "zbv",
-    "zero_bubble",
-    "dualpipe",
-    "dualpipe_v",
-    "dualpipev",
-    "chimera",
-    "hanayo",
-    "pipedream",
-    "bitpipe",
-    "v_half",
-    "v_min",
-    "breadth_first",
-    "auto",
-];
-
 /// Keys of other systems and what they are called here.
 const RENAMED: &[(&str, &str)] = &[
     ("pp", "stages"),
@@ -75,14 +50,6 @@ pub(super) struct Wished {
     layers: Option<Vec<u32>>,
     schedule: Wish,
     origins: Places,
-}
-
-/// A schedule as written: the group of an interleaved one is the number of devices where it is not given.
-#[derive(Clone, Copy)]
-enum Wish {
-    GPipe,
-    OneFOneB,
-    Interleaved { virtual_stages: u32, group: Option<u32> },
 }
 
 /// Where the entries of a pipeline stand.
@@ -135,8 +102,8 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         );
     }
     let schedule = match block.get("schedule") {
-        Some(value) => schedule(value, report),
-        None => Some(Wish::OneFOneB),
+        Some(value) => schedule::read(value, report),
+        None => Some(Wish::usual(settings.origin)),
     };
     let layers = match block.get("layers") {
         Some(value) => layers(value, report).map(Some),
@@ -152,19 +119,6 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
     (report.errors() == errors).then_some(wished)
 }
 
-fn small(value: &Constant, least: u64, report: &mut Report) -> Option<u32> {
-    const MOST: u64 = 1 << 16;
-    let count = value.as_count(least, &Environment::new(), report)?;
-    let small = u32::try_from(count).ok().filter(|_| count <= MOST);
-    if small.is_none() {
-        report.push(
-            Diagnostic::error(value.origin.source, Code::OutOfRange, format!("{count} is too large"))
-                .at(value.origin.span, format!("at most {MOST}")),
-        );
-    }
-    small
-}
-
 fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
     let Kind::List(items) = &value.kind else {
         wrong_kind(value, "a list with the number of layers of each stage, such as `[3, 1]`", report);
@@ -172,80 +126,6 @@ fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
     };
     let layers: Vec<_> = items.iter().map(|item| small(item, 0, report)).collect();
     layers.into_iter().collect()
-}
-
-fn schedule(value: &Constant, report: &mut Report) -> Option<Wish> {
-    const CHOICES: [&str; 3] = ["gpipe", "one_f_one_b", "interleaved"];
-    let origin = value.origin;
-    let (name, settings) = match &value.kind {
-        Kind::Word(name) => (name.as_str(), Settings { origin, entries: Vec::new() }),
-        Kind::Record(name, _, settings) => (name.as_str(), settings.clone()),
-        Kind::Poison
-        | Kind::Number(_)
-        | Kind::Quantity(..)
-        | Kind::Text(_)
-        | Kind::List(_)
-        | Kind::Call(..) => {
-            wrong_kind(value, "a schedule such as `one_f_one_b` or `interleaved { virtual: 2 }`", report);
-            return None;
-        }
-    };
-    match name {
-        "gpipe" | "one_f_one_b" => {
-            let what = if name == "gpipe" { "`gpipe`" } else { "`one_f_one_b`" };
-            let errors = report.errors();
-            Block::new(what, &settings, &[], &[], report);
-            let wish = if name == "gpipe" { Wish::GPipe } else { Wish::OneFOneB };
-            (report.errors() == errors).then_some(wish)
-        }
-        "interleaved" => {
-            let block = Block::new("`interleaved`", &settings, &["virtual", "group"], &[], report);
-            let chunks = block.require("virtual", "2", report).and_then(|value| small(value, 1, report));
-            let group = match block.get("group") {
-                Some(value) => small(value, 1, report).map(Some),
-                None => Some(None),
-            };
-            let (virtual_stages, group) = (chunks?, group?);
-            if virtual_stages == 1 {
-                let place = block.origin("virtual");
-                report.push(
-                    Diagnostic::error(
-                        place.source,
-                        Code::NoEffect,
-                        "one stage on each device leaves nothing to interleave",
-                    )
-                    .at(place.span, "must be at least 2")
-                    .help("write `schedule: one_f_one_b`, which is the same"),
-                );
-                return None;
-            }
-            Some(Wish::Interleaved { virtual_stages, group })
-        }
-        _ => {
-            let error = if UNAVAILABLE_SCHEDULES.contains(&name) {
-                Diagnostic::error(
-                    origin.source,
-                    Code::Unsupported,
-                    format!("the schedule `{name}` is not available"),
-                )
-                .at(origin.span, "")
-                .help(format!("the schedules are {}", CHOICES.join(", ")))
-            } else {
-                let error = Diagnostic::error(
-                    origin.source,
-                    Code::UnknownName,
-                    format!("there is no schedule `{name}`"),
-                )
-                .at(origin.span, "");
-                match suggest(name, CHOICES) {
-                    Some(near) => error.help(format!("did you mean `{near}`?")),
-                    None => error.help(format!("the schedules are {}", CHOICES.join(", "))),
-                }
-            };
-            report.push(error);
-            None
-        }
-    }
 }
 
 /// Joins what the pipeline says with its model, cluster and training run.
@@ -278,17 +158,31 @@ pub(super) fn pipeline(
         return None;
     }
     let cut = cut(wished, model, stages, layers, report)?;
-    let schedule = match wished.schedule {
-        Wish::GPipe => Schedule::GPipe,
-        Wish::OneFOneB => Schedule::OneFOneB,
-        Wish::Interleaved { virtual_stages, group } => {
-            Schedule::Interleaved { virtual_stages, group: group.unwrap_or(devices) }
-        }
-    };
+    let schedule = wished.schedule.settle(devices);
+    check_slices(wished, schedule, train, report);
     // The batch arithmetic has been checked, so that this division comes out.
     let micro_batches = u32::try_from(train.train.global_batch / train.train.micro_batch.max(1)).ok()?;
     let pipeline = Pipeline { stages, devices, micro_batches, cut, schedule };
     (report.errors() == errors).then_some(pipeline)
+}
+
+/// Slices are equal parts of a sequence.
+fn check_slices(wished: &Wished, schedule: Schedule, train: &Resolved, report: &mut Report) {
+    let (seq, slices) = (train.train.seq, u64::from(schedule.slices()));
+    if slices == 0 || seq.is_multiple_of(slices) {
+        return;
+    }
+    let place = wished.schedule.slices;
+    let fewer = (1..slices).rev().find(|&fewer| seq.is_multiple_of(fewer)).unwrap_or(1);
+    report.push(
+        Diagnostic::error(
+            place.source,
+            Code::InexactDivision,
+            format!("{seq} tokens do not make {slices} equal slices"),
+        )
+        .at(place.span, format!("{slices} slices"))
+        .help(format!("write `slices: {fewer}` or change `seq`")),
+    );
 }
 
 /// Whether a piece is one repetition of a `repeat`.
@@ -301,10 +195,7 @@ fn is_layer(piece: &Piece) -> bool {
 fn stages(wished: &Wished, cluster: &Cluster, report: &mut Report) -> Option<(u32, u32)> {
     let places = wished.origins;
     let there = cluster.devices();
-    let chunks = match wished.schedule {
-        Wish::GPipe | Wish::OneFOneB => 1,
-        Wish::Interleaved { virtual_stages, group: _ } => virtual_stages,
-    };
+    let chunks = wished.schedule.settle(1).virtual_stages();
     let devices = match wished.devices {
         Some(devices) if u64::from(devices) > there => {
             report.push(

@@ -1,8 +1,6 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
-use super::{
-    Cluster, Cut, Layer, Model, Op, Optimizer, Pipeline, Schedule, Spec, Train, Unary, Value, ValueId, Wire,
-};
+use super::{Cluster, Cut, Layer, Model, Op, Optimizer, Pipeline, Spec, Train, Unary, Value, ValueId, Wire};
 use pipec_program::id::IdVec;
 use pipec_program::{Data, Init, LearningRate, Mask, Pairing, RopeScaling, TokenWidth, Tokenizer};
 use std::fmt::{Display, Write as _};
@@ -235,11 +233,5 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
         Cut::Balanced => lines.add(1, "cut balanced"),
         Cut::Layers(layers) => lines.add(1, format_args!("cut layers {}", list(layers))),
     }
-    match pipeline.schedule {
-        Schedule::GPipe => lines.add(1, "schedule gpipe"),
-        Schedule::OneFOneB => lines.add(1, "schedule one_f_one_b"),
-        Schedule::Interleaved { virtual_stages, group } => {
-            lines.add(1, format_args!("schedule interleaved virtual {virtual_stages} group {group}"));
-        }
-    }
+    lines.add(1, format_args!("schedule {}", pipeline.schedule.print()));
 }

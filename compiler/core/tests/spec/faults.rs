@@ -44,6 +44,11 @@ fn pipelines() {
     insta::assert_snapshot!(drawn(include_str!("faults/pipelines.pipe")));
 }
 
+#[test]
+fn schedules() {
+    insta::assert_snapshot!(drawn(include_str!("faults/schedules.pipe")));
+}
+
 /// Whether the numbers of pipeline, model, cluster and training run fit.
 #[test]
 fn fits() {

@@ -4,20 +4,21 @@ use super::super::{Cost, Placement, Policy, Problem, Refusal, Schedule};
 use super::Effort;
 use pipec_program::{Slice, StageId};
 
-/// The same work with `chunks` stages per device and `slices` slices in another placement of one copy: consecutive stages
-/// and slices are joined, and their times and memory added. None if the stages of the problem are not `chunks` times the
-/// devices in equal groups, or the slices not in equal groups.
+/// The same work with `chunks` stages of each copy per device and `slices` slices in another placement: consecutive stages
+/// and slices are joined, and their times and memory added; two copies share the micro-batches. None if the stages of the
+/// problem are not `chunks` times the devices in equal groups, or the slices not in equal groups.
 pub fn coarser(problem: &Problem, placement: Placement, chunks: u32, slices: u32) -> Option<Problem> {
     let p = problem.devices().len() as u32;
     let stages = chunks.checked_mul(p)?;
-    let joins = problem.copies() == 1 && placement != Placement::Bidirectional && stages > 0 && slices > 0;
+    let joins = problem.copies() == 1 && stages > 0 && slices > 0;
     if !joins || !problem.depth().is_multiple_of(stages) || !problem.slices().is_multiple_of(slices) {
         return None;
     }
     let (stages_each, slices_each) = (problem.depth() / stages, problem.slices() / slices);
     let mut joined = Problem::uniform(placement, p, chunks, problem.micro_batches(), slices).ok()?;
     joined.set_costs(|stage, slice| {
-        let old_stages = (stage.0 * stages_each..(stage.0 + 1) * stages_each).map(StageId);
+        let stage = stage.0 % stages;
+        let old_stages = (stage * stages_each..(stage + 1) * stages_each).map(StageId);
         let costs = old_stages.flat_map(|stage| {
             let old_slices = (slice.0 * slices_each..(slice.0 + 1) * slices_each).map(Slice);
             old_slices.map(move |slice| (stage, *problem.cost(stage, slice)))

@@ -16,8 +16,8 @@ pub use coarser::{coarser, explore};
 
 use super::limit::Limit;
 use super::list::{Backward, First, Rules, Weights, list};
-use super::svpp::{Svpp, WeightGrads, group};
-use super::{Policy, Problem, Refusal, Schedule, execute, peaks, require};
+use super::svpp::{Svpp, group};
+use super::{Policy, Problem, Refusal, Schedule, WeightGrads, execute, peaks, require};
 
 /// How long to search: each level tries what the one below does, and more.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]

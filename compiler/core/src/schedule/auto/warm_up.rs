@@ -4,7 +4,7 @@
 //! A small space that holds 1F1B, interleaved 1F1B, Seq1F1B, SVPP and zero bubble. Best where messages take time and memory
 //! is near that of full speed.
 
-use super::super::list::{Backward, First, Rules, Weights, list};
+use super::super::list::{First, Rules, Weights, list};
 use super::super::{rounds, svpp};
 use super::random::Random;
 use super::{Best, Effort, Schedule, limits, require};
@@ -62,10 +62,7 @@ pub(super) fn search(best: &mut Best<'_>, effort: Effort) {
 /// Offers the orders of a shape and tells the makespan of the faster.
 fn offer(best: &mut Best<'_>, shape: &Shape) -> Option<u64> {
     let problem = best.problem;
-    let backward = match super::split(problem) {
-        svpp::WeightGrads::PerGemm => Backward::Products,
-        svpp::WeightGrads::Fused | svpp::WeightGrads::Split => Backward::Split,
-    };
+    let backward = svpp::backward(super::split(problem));
     let warm_up = |rank: usize, _| shape.warm_up.get(rank).copied().unwrap_or(0);
     let order: Schedule = rounds::warm_up_then_alternate(problem, shape.group, backward.pass(), warm_up);
     let mut least: Option<u64> = None;

@@ -70,7 +70,8 @@ fn joined_pieces_are_the_same_work() {
     };
     assert_eq!((joined.chunks(), joined.slices(), sum(&joined)), (1, 2, sum(&problem)));
     assert_eq!(coarser(&problem, Placement::Zigzag, 2, 3), None);
-    assert_eq!(coarser(&problem, Placement::Bidirectional, 1, 2), None);
+    let copies = coarser(&problem, Placement::Bidirectional, 1, 2).unwrap();
+    assert_eq!((copies.copies(), sum(&copies)), (2, 2 * sum(&problem)));
 }
 
 /// The makespan of a policy within the caps of a problem.
