@@ -117,7 +117,7 @@ impl std::error::Error for TextError {}
 /// Reads the text of a snapshot.
 ///
 /// # Errors
-/// The first line that is not of the form of [`print`].
+/// The first line that is not of the form of [`print()`].
 pub fn parse(text: &str) -> Result<Snapshot, TextError> {
     let mut lines = Lines { rest: text, number: 0 };
     let title = lines.next().ok_or(lines.expected("a title"))?.to_owned();
