@@ -272,7 +272,8 @@ fn hold_unit(
         .and_then(|bytes| add(Region::Pending, kept, bytes, backward, weights));
     own.state_gradient = any_bytes(functions.backward(), Region::StateGradient).and_then(|bytes| {
         let first = passes.backward[plan.unit_index(Unit { slice: functions.seen_until, ..unit })];
-        add(Region::StateGradient, kept, bytes, first, backward)
+        let end = last(unit.stage, Region::StateGradient).unwrap_or(backward);
+        add(Region::StateGradient, kept, bytes, first, end)
     });
     if let Some(before) = plan.before(unit.stage) {
         if elsewhere(before) {

@@ -93,8 +93,7 @@ fn is_lowered(step: Step) -> bool {
             Pass::F | Pass::B | Pass::W | Pass::BW => true,
             Pass::R => false,
         },
-        Step::Product(..) => true,
-        Step::Pair { .. } => false,
+        Step::Product(..) | Step::Pair { .. } => true,
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::arena::{Fixed, Placed, part, tensor_view};
 use super::functions::{Region, StageFunction};
-use super::lifetimes::{Held, Lifetimes, Message, UnitTensors};
+use super::lifetimes::{Held, Lifetimes, Message};
 use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
 use super::table::FunctionTable;
@@ -52,6 +52,17 @@ pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queu
     emission.clip();
     emission.update();
     emission.queues
+}
+
+/// A pass of a unit: its function, the message that it waits for, the tensors that it makes, and which of them is sent.
+struct Call<'a> {
+    pass: Pass,
+    unit: Unit,
+    function: &'a StageFunction,
+    id: FunctionId,
+    reads: Option<Held>,
+    writes: Vec<Held>,
+    made: Option<(Held, (ChannelId, Local))>,
 }
 
 struct Emission<'a> {
@@ -121,6 +132,12 @@ impl<'a> Emission<'a> {
         for view in [self.fixed.gradients, self.fixed.squares].into_iter().flatten() {
             self.queues.push(COMPUTE, Instruction::Fill { view });
         }
+        // The losses of the micro-batches of other copies stay zero here.
+        if self.context.plan.copies > 1
+            && let Some(view) = self.fixed.loss
+        {
+            self.queues.push(COMPUTE, Instruction::Fill { view });
+        }
     }
 
     fn take(&mut self, held: Held) -> Free {
@@ -162,15 +179,48 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Runs a step once its messages are there, and sends what it makes.
+    /// Runs a step once its messages are there, and sends what it makes. A pair is one block: both its passes wait for
+    /// the messages of both, and both messages leave when both have run.
     fn step(&mut self, step: Step) {
-        let Context { plan, stages, functions, .. } = self.context;
-        let (pass, unit, part) = match step {
-            Step::Pass(pass, unit) => (pass, unit, None),
-            Step::Product(unit, part) => (Pass::W, unit, Some(part)),
-            // Refused before.
-            Step::Pair { .. } => return,
+        let calls = match step {
+            Step::Pass(pass, unit) => vec![self.call(pass, unit, None)],
+            Step::Product(unit, part) => vec![self.call(Pass::W, unit, Some(part))],
+            Step::Pair { forward, backward, pass } => {
+                vec![self.call(Pass::F, forward, None), self.call(pass, backward, None)]
+            }
         };
+        for call in &calls {
+            if let Some((queue, position)) = call.reads.and_then(|held| self.moved[held as usize]) {
+                self.queues.wait(COMPUTE, queue, position);
+            }
+        }
+        let mut last = self.passes.last().copied().unwrap_or_default();
+        for call in &calls {
+            for held in call.writes.iter().copied() {
+                let free = self.take(held);
+                self.wait_until_free(COMPUTE, free);
+            }
+            let views = call.function.regions.iter().map(|(param, &region)| {
+                let bytes = call.function.function.params[param].bytes;
+                self.region(region, bytes, call.unit)
+            });
+            let (views, scalars) = (views.collect(), scalars(call.function));
+            let work = Work::Pass(call.pass, call.unit);
+            last = self.queues.push(COMPUTE, Instruction::Run { function: call.id, views, scalars, work });
+        }
+        self.passes.push(last);
+        for call in calls {
+            let Some((held, (channel, queue))) = call.made else { continue };
+            self.queues.wait(queue, COMPUTE, last);
+            let (view, work) = (self.view(held), Work::Pass(call.pass, call.unit));
+            let position = self.queues.push(queue, Instruction::Send { channel, view, work });
+            self.moved[held as usize] = Some((queue, position));
+        }
+    }
+
+    /// What a pass of a unit takes and makes.
+    fn call(&self, pass: Pass, unit: Unit, part: Option<u16>) -> Call<'a> {
+        let Context { plan, stages, functions, .. } = self.context;
         let of = stages.passes(unit.stage, unit.slice);
         let ids = &functions.passes[stages.shape[unit.stage]][unit.slice];
         let backward = &of.backward;
@@ -186,48 +236,30 @@ impl<'a> Emission<'a> {
         };
         let (function, id) = call.expect("there is a function for every pass of the schedule");
         let held = self.context.lifetimes.units[plan.unit_index(unit)];
-        let (reads, mut writes, made) = match pass {
+        let (reads, writes, made) = match pass {
             Pass::F => (
                 held.input,
-                vec![held.saved, held.held, held.output],
+                [held.saved, held.held, held.output],
                 held.output.zip(self.outgoing(unit.stage, unit.slice, 0)),
             ),
             Pass::B | Pass::BW => (
                 held.output_gradient,
-                vec![held.input_gradient, if pass == Pass::B { held.pending } else { None }],
+                [held.input_gradient, if pass == Pass::B { held.pending } else { None }, None],
                 held.input_gradient.zip(self.outgoing(unit.stage, unit.slice, 1)),
             ),
-            Pass::W | Pass::R => (None, Vec::new(), None),
+            Pass::W | Pass::R => (None, [None; 3], None),
         };
+        let mut writes: Vec<Held> = writes.into_iter().flatten().collect();
         // The last slice that sees a state makes the sum of its gradients.
         for region in function.regions.values() {
             if let Region::PrefixGradient(slice) = *region
                 && stages.passes(unit.stage, slice).seen_until == unit.slice
             {
-                writes.push(self.context.lifetimes.units[plan.unit_index(Unit { slice, ..unit })].state_gradient);
+                let earlier = plan.unit_index(Unit { slice, ..unit });
+                writes.extend(self.context.lifetimes.units[earlier].state_gradient);
             }
         }
-        if let Some((queue, position)) = reads.and_then(|held| self.moved[held as usize]) {
-            self.queues.wait(COMPUTE, queue, position);
-        }
-        for held in writes.into_iter().flatten() {
-            let free = self.take(held);
-            self.wait_until_free(COMPUTE, free);
-        }
-        let work = Work::Pass(pass, unit);
-        let views = function.regions.iter().map(|(param, &region)| {
-            let bytes = function.function.params[param].bytes;
-            self.region(region, bytes, unit, held)
-        });
-        let run = Instruction::Run { function: id, views: views.collect(), scalars: scalars(function), work };
-        let position = self.queues.push(COMPUTE, run);
-        self.passes.push(position);
-        if let Some((held, (channel, queue))) = made {
-            self.queues.wait(queue, COMPUTE, position);
-            let position =
-                self.queues.push(queue, Instruction::Send { channel, view: self.view(held), work });
-            self.moved[held as usize] = Some((queue, position));
-        }
+        Call { pass, unit, function, id, reads, writes, made }
     }
 
     /// The channel, with its queue, of what a stage makes forward (0) or backward (1).
@@ -236,8 +268,9 @@ impl<'a> Emission<'a> {
     }
 
     /// The view of a region in a pass of a unit.
-    fn region(&self, region: Region, bytes: Bytes, unit: Unit, held: UnitTensors) -> View {
+    fn region(&self, region: Region, bytes: Bytes, unit: Unit) -> View {
         let Context { plan, lifetimes, sequences, .. } = self.context;
+        let held = lifetimes.units[plan.unit_index(unit)];
         let stage = self.fixed.stages.get(&unit.stage);
         let micro_batch = u64::from(unit.micro_batch.0);
         let unit_index = micro_batch * u64::from(plan.slices) + u64::from(unit.slice.0);

@@ -7,7 +7,7 @@ mod cost;
 mod cut;
 
 use crate::graph::Graphs;
-use crate::spec::{Cut, Model, Origins, Pipeline, Placement, Schedule, Spec};
+use crate::spec::{Cut, Model, Origins, Piece, Pipeline, Placement, Schedule, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, Nanos, Slice, StageId, Unit};
@@ -30,6 +30,8 @@ pub struct Plan {
     pub slices: u32,
     /// The tokens of each slice.
     pub lengths: Vec<u64>,
+    /// The most products of weight gradients that a stage has.
+    pub products: u16,
 }
 
 /// A stage: consecutive pieces of the model.
@@ -125,7 +127,14 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
         micro_batches,
         slices: graphs.len() as u32,
         lengths: slice_lengths(spec),
+        products: 0,
     };
+    if let Some(graphs) = graphs.values().next() {
+        let of_piece = |piece: &Piece| graphs[piece.layer].products().last().map_or(0, |last| last + 1);
+        let of_stage = |bound: &[usize]| spec.model.pieces[bound[0]..bound[1]].iter().map(of_piece).sum::<usize>();
+        let most = bounds.windows(2).map(of_stage).max().unwrap_or(0);
+        plan.products = u16::try_from(most).unwrap_or(u16::MAX);
+    }
     for copy in 0..plan.copies {
         for (index, bound) in bounds.windows(2).enumerate() {
             let (pieces, device) = (bound[0]..bound[1], place(&spec.pipeline, copy, index));

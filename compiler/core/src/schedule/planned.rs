@@ -17,6 +17,9 @@ impl Plan {
             let (input, weight) = (times.inputs.0.max(1), times.weights.0.max(1));
             Cost { forward, backward, input, weight, recompute: forward, ..Cost::UNIT }
         });
-        Problem::new(self.copies, self.devices.clone(), self.micro_batches, self.slices, costs.collect())
+        let (devices, costs) = (self.devices.clone(), costs.collect());
+        let mut problem = Problem::new(self.copies, devices, self.micro_batches, self.slices, costs)?;
+        problem.weight_parts = self.products.max(1);
+        Ok(problem)
     }
 }

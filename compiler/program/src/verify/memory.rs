@@ -326,7 +326,12 @@ impl<'a> Memory<'a> {
             }
             let range = self.segments(row.view).1;
             let strange = self.arenas[number].segments[range].iter().find(|segment| match row.kind {
-                ReadingKind::Loss => !matches!(segment.maker.made, Made::Forward(_)),
+                ReadingKind::Loss => match segment.maker.made {
+                    Made::Forward(_) => false,
+                    // The losses of micro-batches that run on another copy are zero here.
+                    Made::Zero => self.program.batch.copies < 2,
+                    Made::Backward(_) | Made::Step(_) | Made::Feed(_) | Made::Other => true,
+                },
                 ReadingKind::GradientNorm => segment.maker.made != Made::Step(StepWork::Clip),
             });
             if let Some(segment) = strange {

@@ -401,7 +401,7 @@ impl Replay<'_, '_, '_> {
             instruction,
             Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
         );
-        let adds = matches!(pass, Some((Pass::W | Pass::BW, _)));
+        let adds = matches!(pass, Some((Pass::B | Pass::W | Pass::BW, _)));
         let actor = Actor {
             place,
             queue: self.clocks.place[queue] as u32,

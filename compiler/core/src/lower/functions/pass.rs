@@ -143,7 +143,7 @@ impl Pass {
         let mut numbers: Vec<Option<ValueId>> = vec![None; self.tensors.len()];
         let mut places: Vec<(Region, Bytes, TensorType)> = Vec::new();
         let mut accesses: BTreeMap<Region, Access> = BTreeMap::new();
-        let mut kernels = std::mem::take(&mut self.kernels);
+        let mut kernels = self.kernels.clone();
         let mut number = |tensor: ValueId, written: bool| {
             let (storage, ty) = &self.tensors[tensor];
             let (region, place) =

@@ -1,0 +1,58 @@
+//! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
+
+use pipec_compiler::spec::{Cut, Resolution, Schedule, WeightGrads};
+use pipec_tests::{Kind, compile, losses, replan, resolve};
+
+/// The largest relative difference.
+fn distance(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs() / b.abs()).fold(0.0, f64::max)
+}
+
+fn svpp(virtual_stages: u32, slices: u32, weight_grads: WeightGrads) -> Schedule {
+    Schedule::Svpp { virtual_stages, slices, in_flight: None, bias: 100, weight_grads }
+}
+
+#[test]
+fn every_schedule_agrees() {
+    let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_b.pipe");
+    let alone = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 3);
+    let mut schedules = vec![
+        Schedule::BreadthFirst { virtual_stages: 2 },
+        Schedule::ZbH1,
+        Schedule::ZbH2,
+        Schedule::ZbV,
+        Schedule::VHalf,
+        Schedule::VMin,
+        Schedule::DualPipe,
+        Schedule::DualPipeV,
+        Schedule::Chimera,
+        Schedule::Hanayo { waves: 1 },
+    ];
+    for slices in [2, 4] {
+        schedules.extend([
+            Schedule::TeraPipe { slices },
+            Schedule::Seq1F1B { virtual_stages: 1, slices },
+            Schedule::Seq1F1B { virtual_stages: 2, slices },
+            Schedule::SlimPipe { virtual_stages: 1, slices },
+        ]);
+        for weight_grads in [WeightGrads::Fused, WeightGrads::Split, WeightGrads::PerGemm] {
+            schedules.extend([1, 2].map(|virtual_stages| svpp(virtual_stages, slices, weight_grads)));
+        }
+    }
+    let mut failures = Vec::new();
+    for schedule in schedules {
+        let spec = replan(&spec, 2, schedule, Cut::Balanced);
+        if let Err(error) = compile(&spec, &origins) {
+            failures.push(format!("{schedule:?}: {error}"));
+            continue;
+        }
+        let found = losses(&spec, &origins, Kind::Cpu, 3);
+        let apart = distance(&found, &alone);
+        println!("{schedule:?}: {apart:e}");
+        if apart > 1e-6 {
+            failures.push(format!("{schedule:?}: {apart:e}"));
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
