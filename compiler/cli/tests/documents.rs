@@ -1,13 +1,15 @@
 //! What the documents print is what the tool prints.
 //!
 //! In `README.md` and `docs/*.md` a comment `<!-- pipec ARGUMENTS -->` stands before a fenced block; the block must hold
-//! the output of that command, run in the root of the repository. `INSTA_UPDATE=always cargo test -p pipec` writes it.
+//! the output of that command, run in the root of the repository. A comment `<!-- file NAME: pipec ARGUMENTS -->` says that
+//! the file NAME beside the document is what that command prints. `INSTA_UPDATE=always cargo test -p pipec` writes it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 const MARK: &str = "<!-- pipec ";
+const FILE_MARK: &str = "<!-- file ";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -74,4 +76,28 @@ fn documents_print_what_the_tool_prints() {
         );
     }
     assert!(blocks > 0);
+}
+
+#[test]
+fn files_beside_documents_are_what_the_tool_prints() {
+    let update = std::env::var("INSTA_UPDATE").is_ok_and(|value| value == "always");
+    let mut files = 0;
+    for path in documents() {
+        let text = fs::read_to_string(&path).unwrap();
+        for mark in text.split(FILE_MARK).skip(1) {
+            let (mark, _) = mark.split_once(" -->").expect("a closed mark");
+            let (name, arguments) = mark.split_once(": pipec ").expect("a name and a command");
+            let file = path.with_file_name(name);
+            let printed = output(arguments);
+            if update {
+                fs::write(&file, &printed).unwrap();
+            }
+            assert!(
+                update || fs::read_to_string(&file).unwrap() == printed,
+                "{name} is not what the tool prints"
+            );
+            files += 1;
+        }
+    }
+    assert!(files > 0);
 }

@@ -44,7 +44,7 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
         Emit::Ast | Emit::Spec | Emit::Graph => stages.graphs,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
-        Emit::ScheduleJson => show::schedule_json(&compiled.plan, &compiled.schedule),
+        Emit::ScheduleJson => show::schedule_json(&compiled.problem, &compiled.schedule),
         Emit::Program => text::print(&compiled.program),
         Emit::Timeline => {
             let timeline = simulate(&compiled.program, &Costs::roofline(&compiled.program));

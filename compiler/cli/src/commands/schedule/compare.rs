@@ -104,8 +104,8 @@ pub(super) fn plot(arguments: &ScheduleArguments, path: &Path, reporter: Reporte
         let Some(mut joined) = coarser(&finest, placement, finest.chunks(), slices) else { continue };
         let least = 1.0 / f64::from(arguments.devices);
         let mut line = Vec::new();
-        for step in 0..=24 {
-            let memory = least * (MOST_MEMORY / least).powf(f64::from(step) / 24.0);
+        for step in 0..=STEPS {
+            let memory = least * (MOST_MEMORY / least).powf(f64::from(step) / f64::from(STEPS));
             let cap = (memory * scale.memory * (1.0 + 1e-12)).floor() as u64;
             joined.caps = Some(joined.devices().values().map(|_| cap).collect());
             let Ok((problem, schedule)) = explore(&joined, Effort::Least) else { continue };
@@ -127,3 +127,6 @@ pub(super) fn plot(arguments: &ScheduleArguments, path: &Path, reporter: Reporte
 
 /// The right end of the line of `auto`, in micro-batches.
 const MOST_MEMORY: f64 = 1.5;
+
+/// Caps on the line of `auto`, besides the first.
+const STEPS: u32 = 20;
