@@ -185,6 +185,7 @@ codes! {
     EmptyStage          "E0602" "a stage without layers",
     DeviceMismatch      "E0603" "a number of devices that does not match",
     CutMismatch         "E0604" "a cut that does not cover the model",
+    NotSliceable        "E0605" "a layer that cannot be sliced",
 
     OutOfMemory         "E0701" "a device whose memory does not suffice",
 

@@ -175,7 +175,12 @@ fn graphs() {
     impl Observer for Printed {
         fn stage(&mut self, stage: Stage<'_>) {
             if let Stage::Graphs(graphs) = stage {
-                self.0 = graphs.values().flat_map(|graphs| graphs.values()).map(graph::print).collect::<Vec<_>>().join("\n");
+                self.0 = graphs
+                    .values()
+                    .flat_map(|graphs| graphs.values())
+                    .map(graph::print)
+                    .collect::<Vec<_>>()
+                    .join("\n");
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use pipe_grammar::diagnostic::SourceId;
 use pipec_compiler::graph::graphs;
-use pipec_compiler::lower::{functions::Wanted, Stages, lower};
+use pipec_compiler::lower::{Stages, functions::Wanted, lower};
 use pipec_compiler::plan::plan;
 use pipec_compiler::schedule::order;
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};

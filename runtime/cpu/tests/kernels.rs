@@ -246,7 +246,11 @@ fn maps_cross_tiles() {
         Node::Binary(BinaryOp::Mul, 6, 9),
     ];
     for (rows, columns) in [(3, 1100), (700, 3), (1, 512), (40, 513)] {
-        let op = Op::Map { nodes: nodes.clone(), results: vec![10, 4], seed: Some(Seed { scalar: ScalarId(0), part: None }) };
+        let op = Op::Map {
+            nodes: nodes.clone(),
+            results: vec![10, 4],
+            seed: Some(Seed { scalar: ScalarId(0), part: None }),
+        };
         let extents = [rows, columns];
         let operands = [
             input(&extents),

@@ -36,10 +36,8 @@ impl Stage {
         let functions = stage_functions(model, &vec![graphs.clone()].into(), pieces, "stage", wanted);
         let passes = functions.slices[Slice(0)].clone();
         let mut device = ReferenceDevice::new();
-        let forward =
-            device.compile(&passes.forward.function).expect("the reference device runs every op");
-        let backward =
-            device.compile(&fused(&passes).function).expect("the reference device runs every op");
+        let forward = device.compile(&passes.forward.function).expect("the reference device runs every op");
+        let backward = device.compile(&fused(&passes).function).expect("the reference device runs every op");
         // The workspace serves both functions, whose needs differ.
         let mut sizes: BTreeMap<Region, Bytes> = BTreeMap::new();
         for function in [&passes.forward, fused(&passes)] {

@@ -70,7 +70,8 @@ impl Observer for Stages {
             eprintln!("{:>10.3} ms  {}", self.started.elapsed().as_secs_f64() * 1e3, stage.name());
         }
         if let Stage::Graphs(graphs) = stage {
-            let printed: Vec<String> = graphs.values().flat_map(|graphs| graphs.values()).map(graph::print).collect();
+            let printed: Vec<String> =
+                graphs.values().flat_map(|graphs| graphs.values()).map(graph::print).collect();
             self.graphs = printed.join("\n");
         }
         self.started = Instant::now();

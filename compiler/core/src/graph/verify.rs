@@ -32,7 +32,9 @@ pub fn verify(graph: &Graph) -> Vec<String> {
             | Kind::Prefix
             | Kind::StateGradient => true,
             Kind::PrefixGradient => {
-                let waits = |(_, kernel): &(Phase, Kernel)| kernel.outputs.iter().all(|output| output.value != id || output.accumulate);
+                let waits = |(_, kernel): &(Phase, Kernel)| {
+                    kernel.outputs.iter().all(|output| output.value != id || output.accumulate)
+                };
                 graph.backward.iter().all(waits)
             }
             Kind::Loss | Kind::Computed | Kind::Reshaped(_) => false,
@@ -135,7 +137,12 @@ impl Check<'_> {
                 Kind::WeightGradient(_) | Kind::Loss | Kind::PrefixGradient => true,
                 Kind::Boundary => pass == Pass::Forward && self.graph.output_gradients.contains(&origin),
                 Kind::StateGradient => pass == Pass::Forward,
-                Kind::Prefix | Kind::Weight(_) | Kind::Tokens | Kind::Targets | Kind::Computed | Kind::Reshaped(_) => false,
+                Kind::Prefix
+                | Kind::Weight(_)
+                | Kind::Tokens
+                | Kind::Targets
+                | Kind::Computed
+                | Kind::Reshaped(_) => false,
             };
             if forbidden {
                 self.fault(format!("{name} may not read {input}"));

@@ -281,7 +281,8 @@ fn hold_unit(
                 Some(end) => (Category::Activations, end),
                 None => (Category::Communication, forward),
             };
-            own.input = made(Region::Input).and_then(|bytes| add(Region::Input, category, bytes, forward, end));
+            own.input =
+                made(Region::Input).and_then(|bytes| add(Region::Input, category, bytes, forward, end));
         }
         // A neighbour on this device takes the gradient where it was made.
         let end = if elsewhere(before) { None } else { last(before, Region::OutputGradient) };
@@ -297,12 +298,12 @@ fn hold_unit(
             (false, Some(end)) => (Category::Activations, end),
             (false, None) => (Category::Communication, passes.forward[next]),
         };
-        own.output = made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
+        own.output =
+            made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
         if elsewhere(after) {
             let end = last(unit.stage, Region::OutputGradient).unwrap_or(backward);
-            own.output_gradient = any_bytes(functions.backward(), Region::OutputGradient).and_then(|bytes| {
-                add(Region::OutputGradient, Category::Communication, bytes, backward, end)
-            });
+            own.output_gradient = any_bytes(functions.backward(), Region::OutputGradient)
+                .and_then(|bytes| add(Region::OutputGradient, Category::Communication, bytes, backward, end));
         } else {
             shared_output = Some((next, own.output));
         }

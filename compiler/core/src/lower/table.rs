@@ -49,7 +49,8 @@ impl FunctionTable {
             weights: functions.backward.weights.as_ref().map(&mut id),
             parts: functions.backward.parts.iter().map(&mut id).collect(),
         };
-        let passes = stages.shapes.iter().map(|shape| shape.slices.values().map(&mut of_slice).collect()).collect();
+        let passes =
+            stages.shapes.iter().map(|shape| shape.slices.values().map(&mut of_slice).collect()).collect();
         let first = first_use(stages, parameters);
         let norm = stages.shape.ids().map(|stage| {
             train.clip_norm?;

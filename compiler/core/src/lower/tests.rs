@@ -50,7 +50,14 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             seed: 1,
             data: None,
         },
-        pipeline: Pipeline { stages: devices * chunks, devices, micro_batches, cut: Cut::Balanced, schedule },
+        pipeline: Pipeline {
+            stages: devices * chunks,
+            devices,
+            micro_batches,
+            cut: Cut::Balanced,
+            schedule,
+            balance: 0,
+        },
     }
 }
 
@@ -175,7 +182,11 @@ fn alike_stages_share_functions() {
         let spec = spec(model, 4, 1, 4, Policy::OneFOneB);
         let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
         let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
-        Stages::new(&spec.model, &graphs, &plan, Wanted::default()).shape.values().copied().collect::<Vec<_>>()
+        Stages::new(&spec.model, &graphs, &plan, Wanted::default())
+            .shape
+            .values()
+            .copied()
+            .collect::<Vec<_>>()
     };
     assert_eq!(functions(llama(8, false)), [0, 1, 1, 2]);
     assert_eq!(functions(gpt(8)), [0, 1, 2, 3]);

@@ -1,7 +1,7 @@
 //! The time of every piece on every kind of device.
 
-use crate::graph::{Graph, Graphs, Phase};
 use super::PassTimes;
+use crate::graph::{Graph, Graphs, Phase};
 use crate::spec::{Cluster, DeviceKind, LayerId, Spec};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{

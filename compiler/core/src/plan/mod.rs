@@ -5,6 +5,9 @@
 
 mod cost;
 mod cut;
+mod slices;
+
+pub use slices::slice_lengths;
 
 use crate::graph::Graphs;
 use crate::spec::{Cut, Model, Origins, Piece, Pipeline, Placement, Schedule, Spec};
@@ -131,7 +134,8 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
     };
     if let Some(graphs) = graphs.values().next() {
         let of_piece = |piece: &Piece| graphs[piece.layer].products().last().map_or(0, |last| last + 1);
-        let of_stage = |bound: &[usize]| spec.model.pieces[bound[0]..bound[1]].iter().map(of_piece).sum::<usize>();
+        let of_stage =
+            |bound: &[usize]| spec.model.pieces[bound[0]..bound[1]].iter().map(of_piece).sum::<usize>();
         let most = bounds.windows(2).map(of_stage).max().unwrap_or(0);
         plan.products = u16::try_from(most).unwrap_or(u16::MAX);
     }
@@ -156,12 +160,6 @@ fn place(pipeline: &Pipeline, copy: u32, stage: usize) -> DeviceId {
         Placement::Bidirectional => copy == 1,
     };
     DeviceId::new(if backwards { devices - 1 - ahead } else { ahead })
-}
-
-/// The tokens of each slice of a sequence: equal parts, which the spec has checked.
-pub fn slice_lengths(spec: &Spec) -> Vec<u64> {
-    let slices = spec.pipeline.schedule.slices().max(1);
-    vec![spec.train.seq / u64::from(slices); slices as usize]
 }
 
 /// Every device gets the number of stages that the schedule is made for.

@@ -425,6 +425,8 @@ pub struct Pipeline {
     pub cut: Cut,
     /// The order of passes.
     pub schedule: Schedule,
+    /// How slices are cut, in hundredths: 0 for equal lengths, 100 for equal work, and between.
+    pub balance: u16,
 }
 
 /// How the pieces are cut into stages.

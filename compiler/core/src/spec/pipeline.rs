@@ -5,9 +5,9 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Schedule};
+use super::{Cluster, Cut, LayerId, Model, Op, Origin, Piece, Pipeline, Schedule};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
-use pipec_program::{DType, Data};
+use pipec_program::{DType, Data, IdVec, Mask};
 
 /// The keys of a pipeline.
 pub(super) const KEYS: &[&str] =
@@ -132,6 +132,7 @@ fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
 pub(super) fn pipeline(
     wished: &Wished,
     model: &Model,
+    operations: &IdVec<LayerId, Vec<Origin>>,
     cluster: &Cluster,
     train: &mut Resolved,
     report: &mut Report,
@@ -160,16 +161,45 @@ pub(super) fn pipeline(
     let cut = cut(wished, model, stages, layers, report)?;
     let schedule = wished.schedule.settle(devices);
     check_slices(wished, schedule, train, report);
+    check_sliceable(wished, schedule, model, operations, report);
     // The batch arithmetic has been checked, so that this division comes out.
     let micro_batches = u32::try_from(train.train.global_batch / train.train.micro_batch.max(1)).ok()?;
-    let pipeline = Pipeline { stages, devices, micro_batches, cut, schedule };
+    let balance = wished.schedule.balance;
+    let pipeline = Pipeline { stages, devices, micro_batches, cut, schedule, balance };
     (report.errors() == errors).then_some(pipeline)
 }
 
-/// Slices are equal parts of a sequence.
+/// Every layer can be sliced: attention that sees later tokens cannot.
+fn check_sliceable(
+    wished: &Wished,
+    schedule: Schedule,
+    model: &Model,
+    operations: &IdVec<LayerId, Vec<Origin>>,
+    report: &mut Report,
+) {
+    let slices = schedule.slices();
+    if slices < 2 {
+        return;
+    }
+    for (id, layer) in model.layers.iter() {
+        for (position, operation) in layer.operations.iter().enumerate() {
+            let Op::Attention { mask: Mask::Full, .. } = operation.op else { continue };
+            let place = operations.get(id).and_then(|places| places.get(position)).copied();
+            let place = place.unwrap_or(wished.schedule.slices);
+            let message = format!("layer `{}` cannot be cut into {slices} slices", layer.name);
+            report.push(
+                Diagnostic::error(place.source, Code::NotSliceable, message)
+                    .at(place.span, "every token of this attention sees all later ones")
+                    .help("write `mask: causal`, or a schedule without `slices`"),
+            );
+        }
+    }
+}
+
+/// Uniform slices are equal parts of a sequence.
 fn check_slices(wished: &Wished, schedule: Schedule, train: &Resolved, report: &mut Report) {
     let (seq, slices) = (train.train.seq, u64::from(schedule.slices()));
-    if slices == 0 || seq.is_multiple_of(slices) {
+    if slices == 0 || seq.is_multiple_of(slices) || (wished.schedule.balance > 0 && slices < seq) {
         return;
     }
     let place = wished.schedule.slices;

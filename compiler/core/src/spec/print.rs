@@ -233,5 +233,11 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
         Cut::Balanced => lines.add(1, "cut balanced"),
         Cut::Layers(layers) => lines.add(1, format_args!("cut layers {}", list(layers))),
     }
-    lines.add(1, format_args!("schedule {}", pipeline.schedule.print()));
+    let schedule = pipeline.schedule.print();
+    match pipeline.balance {
+        0 => lines.add(1, format_args!("schedule {schedule}")),
+        balance => {
+            lines.add(1, format_args!("schedule {schedule} cut {}.{:02}", balance / 100, balance % 100))
+        }
+    }
 }

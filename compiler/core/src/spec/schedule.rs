@@ -246,27 +246,6 @@ impl Schedule {
         }
     }
 
-    /// Whether programs are made for it. Here is the one place that says which schedules are not lowered yet.
-    fn is_lowered(self) -> bool {
-        match self {
-            Self::GPipe | Self::OneFOneB | Self::Interleaved { .. } | Self::BreadthFirst { .. } => true,
-            Self::TeraPipe { .. }
-            | Self::Seq1F1B { .. }
-            | Self::SlimPipe { .. }
-            | Self::Svpp { .. }
-            | Self::ZbH1
-            | Self::ZbH2
-            | Self::ZbV
-            | Self::VHalf
-            | Self::VMin
-            | Self::DualPipe
-            | Self::DualPipeV
-            | Self::Chimera
-            | Self::Hanayo { .. }
-            | Self::Auto { .. } => false,
-        }
-    }
-
     /// The schedule as printed: its name and options.
     pub(super) fn print(self) -> String {
         let name = self.name();
@@ -316,12 +295,14 @@ pub(super) struct Wish {
     schedule: Schedule,
     has_group: bool,
     pub(super) slices: Origin,
+    /// Between slices of equal length (0) and of equal work (100).
+    pub(super) balance: u16,
 }
 
 impl Wish {
     /// What stands for a pipeline without a schedule.
     pub(super) fn usual(origin: Origin) -> Self {
-        Self { schedule: Schedule::OneFOneB, has_group: false, slices: origin }
+        Self { schedule: Schedule::OneFOneB, has_group: false, slices: origin, balance: 0 }
     }
 
     /// The schedule for a number of devices.
@@ -363,20 +344,6 @@ pub(super) fn read(value: &Constant, report: &mut Report) -> Option<Wish> {
     if report.errors() > errors {
         return None;
     }
-    if !wish.schedule.is_lowered() {
-        report.push(
-            Diagnostic::error(
-                origin.source,
-                Code::Unsupported,
-                format!("the schedule `{name}` is not available"),
-            )
-            .at(origin.span, "no program is made for it yet")
-            .help(
-                "`pipec schedule` orders it; what runs is gpipe, one_f_one_b, interleaved and breadth_first",
-            ),
-        );
-        return None;
-    }
     Some(wish)
 }
 
@@ -400,11 +367,12 @@ fn keys(name: &str) -> &'static [&'static str] {
     match name {
         "interleaved" => &["virtual", "group"],
         "breadth_first" => &["virtual"],
-        "terapipe" => &["slices"],
-        "seq1f1b" | "slimpipe" => &["virtual", "slices"],
-        "svpp" => &["virtual", "slices", "in_flight", "bias", "weight_grads"],
+        "terapipe" => &["slices", "cut"],
+        "seq1f1b" => &["virtual", "slices", "cut"],
+        "slimpipe" => &["virtual", "slices"],
+        "svpp" => &["virtual", "slices", "cut", "in_flight", "bias", "weight_grads"],
         "hanayo" => &["waves"],
-        "auto" => &["virtual", "slices", "effort"],
+        "auto" => &["virtual", "slices", "cut", "effort"],
         _ => &[],
     }
 }
@@ -494,7 +462,12 @@ impl Options<'_> {
             }
             _ => return None,
         };
-        Some(Wish { schedule, has_group, slices: self.block.origin("slices") })
+        Some(Wish {
+            schedule,
+            has_group,
+            slices: self.block.origin("slices"),
+            balance: self.balance(report)?,
+        })
     }
 
     /// A number of at least 1 that must be there.
@@ -520,6 +493,20 @@ impl Options<'_> {
         let bias =
             value.as_real("from 1 to 2", |bias| (1.0..=2.0).contains(&bias), &Environment::new(), report)?;
         Some((bias * 100.0).round() as u16)
+    }
+
+    fn balance(&self, report: &mut Report) -> Option<u16> {
+        match self.block.get("cut") {
+            None => Some(0),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "uniform" => Some(0),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "balanced" => Some(100),
+            Some(value) => {
+                let range = |balance: f64| (0.0..=1.0).contains(&balance);
+                let what = "`uniform`, `balanced` or a number from 0 to 1";
+                let balance = value.as_real(what, range, &Environment::new(), report)?;
+                Some((balance * 100.0).round() as u16)
+            }
+        }
     }
 
     fn weight_grads(&self, report: &mut Report) -> Option<WeightGrads> {

@@ -147,7 +147,8 @@ fn node() -> impl Strategy<Value = Node> {
 }
 
 fn seed() -> impl Strategy<Value = Seed> {
-    let part = (number(), number(), number()).prop_map(|(tokens, first, whole)| Part { tokens, first, whole });
+    let part =
+        (number(), number(), number()).prop_map(|(tokens, first, whole)| Part { tokens, first, whole });
     (0u32..5, option::of(part)).prop_map(|(scalar, part)| Seed { scalar: ScalarId(scalar), part })
 }
 
@@ -362,7 +363,8 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
     });
     let feed = (select(&FeedKind::ALL[..]), 0u32..4).prop_map(|(kind, buffer)| (kind, BufferId(buffer)));
     let reading = (select(&ReadingKind::ALL[..]), view()).prop_map(|(kind, view)| Reading { kind, view });
-    let head = (name(), name(), name(), (any::<(u32, u32, u32, u32, u32)>(), vec(any::<u32>(), 0..4)), training());
+    let head =
+        (name(), name(), name(), (any::<(u32, u32, u32, u32, u32)>(), vec(any::<u32>(), 0..4)), training());
     let tables = (
         vec(device(), 0..3),
         vec(link, 0..3),

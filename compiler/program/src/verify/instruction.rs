@@ -160,8 +160,10 @@ impl Tables<'_> {
                 }
                 if !batch.meets(unit.stage, unit.micro_batch) {
                     let copy = unit.micro_batch.0 % batch.copies.max(1);
-                    let message =
-                        format!("{} runs on copy {copy}, and {} belongs to another", unit.micro_batch, unit.stage);
+                    let message = format!(
+                        "{} runs on copy {copy}, and {} belongs to another",
+                        unit.micro_batch, unit.stage
+                    );
                     self.wrong(place, message);
                 }
                 if unit.slice.0 >= batch.slices {

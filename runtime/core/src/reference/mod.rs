@@ -300,7 +300,9 @@ impl Call<'_> {
                     .collect::<Result<Vec<_>, _>>()?;
                 let (rows, columns) = self.output_matrix(0)?;
                 let random = match seed {
-                    Some(Seed { scalar, part }) => map::Random { seed: self.scalar(*scalar)?.integer(), part: *part },
+                    Some(Seed { scalar, part }) => {
+                        map::Random { seed: self.scalar(*scalar)?.integer(), part: *part }
+                    }
                     None => map::Random { seed: 0, part: None },
                 };
                 let double = self.step.inputs.iter().any(|input| input.ty.dtype == DType::F64)

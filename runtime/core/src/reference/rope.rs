@@ -93,8 +93,15 @@ mod tests {
     #[test]
     fn scaling_divides_low_frequencies_and_blends_between() {
         let scaling = Some(RopeScaling { factor: 8.0, low: 1.0, high: 4.0, original: 8192 });
-        let scaled =
-            Rope { tokens: 1, first: 0, head_dim: 128, rotary: 128, base: 500000.0, pairing: Pairing::Half, scaling };
+        let scaled = Rope {
+            tokens: 1,
+            first: 0,
+            head_dim: 128,
+            rotary: 128,
+            base: 500000.0,
+            pairing: Pairing::Half,
+            scaling,
+        };
         let plain = Rope { scaling: None, ..scaled };
         assert_eq!(frequency(&scaled, 0), 1.0);
         assert_eq!(frequency(&scaled, 63), frequency(&plain, 63) / 8.0);

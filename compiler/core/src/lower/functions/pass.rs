@@ -6,8 +6,8 @@
 use super::{Region, StageFunction};
 use crate::graph::{LOSS_SCALE, SEED};
 use crate::lower::pack::{Effort, Span, pack};
-use pipec_program::id::{Id, IdVec};
 use pipec_program as program;
+use pipec_program::id::{Id, IdVec};
 use pipec_program::signature;
 use pipec_program::{
     Access, Body, Bytes, Function, Kernel, Node, Op, Output, Param, Scalar, ScalarId, ScalarType, TensorType,
@@ -129,7 +129,9 @@ impl Pass {
         let outputs = self.kernels.iter().flat_map(|kernel| &kernel.outputs);
         let place = |output: &Output| self.storages[self.tensors[output.value].0.0];
         outputs.clone().any(|output| output.accumulate && place(output).is_some_and(|(of, _)| of == region))
-            && outputs.clone().all(|output| output.accumulate || place(output).is_none_or(|(of, _)| of != region))
+            && outputs
+                .clone()
+                .all(|output| output.accumulate || place(output).is_none_or(|(of, _)| of != region))
     }
 
     /// The function.

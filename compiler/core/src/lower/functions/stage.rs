@@ -212,7 +212,8 @@ impl<'a> Passes<'a> {
         let products = self.products();
         let mut backward = Backward::default();
         if wanted.fused {
-            backward.fused = Some(self.backward(program::Pass::BW, |_| true).finish(&format!("backward_{name}")));
+            backward.fused =
+                Some(self.backward(program::Pass::BW, |_| true).finish(&format!("backward_{name}")));
         }
         if splits {
             let pass = self.backward(program::Pass::B, |product| product.is_none());
@@ -313,7 +314,10 @@ impl<'a> Passes<'a> {
                 for output in &kernel.outputs {
                     let origin = part.graph.origin(output.value);
                     let home = Home::Made(position, origin);
-                    if read_by_weights.contains(&home) && !saved.contains_key(&home) && !pending.contains_key(&home) {
+                    if read_by_weights.contains(&home)
+                        && !saved.contains_key(&home)
+                        && !pending.contains_key(&home)
+                    {
                         let place = pending_end.align_up(super::layout::ALIGNMENT);
                         pending_end = place + part.graph.values[origin].ty.bytes();
                         pending.insert(home, place);
@@ -455,7 +459,8 @@ impl<'a> Passes<'a> {
             Kind::Loss => (Region::Loss, Bytes::ZERO),
             Kind::Prefix | Kind::PrefixGradient => {
                 let prefixes = part.graph.prefix.iter();
-                let prefix = prefixes.copied().find(|prefix| prefix.value == origin || prefix.gradient == origin)?;
+                let prefix =
+                    prefixes.copied().find(|prefix| prefix.value == origin || prefix.gradient == origin)?;
                 let place = self.states[prefix.slice].places[position][prefix.state];
                 match prefix.value == origin {
                     true => (Region::Prefix(prefix.slice), place),

@@ -2,8 +2,8 @@
 
 use super::cursor::{BYTES_PER_SECOND, Cursor, FLOPS_PER_SECOND, Parsed, TIME};
 use super::{Parser, shortened};
-use crate::id::{IdVec, Slice};
 use crate::id::Id;
+use crate::id::{IdVec, Slice};
 use crate::program::{
     Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, LearningRate, Link,
     Parameter, Placed, Reading, ReadingKind, Space, TokenWidth, Tokenizer, Training,
