@@ -226,7 +226,12 @@ fn sizes(
             "R" => file.costs.recompute = table,
             "overlap" => file.costs.overlap = table,
             "comm" => file.costs.comm = Some(value),
-            "wparts" => file.costs.wparts = Some(value as u16),
+            "wparts" if (1.0..=1000.0).contains(&value) && value.fract() == 0.0 => {
+                file.costs.wparts = Some(value as u16);
+            }
+            "wparts" => {
+                return Err(Failure::usage(reporter, "`wparts` must be a whole number from 1 to 1000"));
+            }
             _ => {
                 let message =
                     format!("there is no cost `{name}`: they are F, B, W, BW, R, overlap, comm and wparts");

@@ -4,8 +4,9 @@ use super::axis::percent;
 use pipec_compiler::schedule::{Execution, Problem, Report, Schedule, Step};
 use pipec_program::{DeviceId, Pass, Unit};
 
-/// The most columns of a grid; a longer one is scaled down to them.
+/// The most columns of a grid in which every label has its room, and those of a grid that would need more.
 const MOST_COLUMNS: u64 = 4096;
+const SCALED_COLUMNS: u64 = 200;
 
 /// The grid: devices down, time across, in the times of the problem. A box reads `F3` (pass and micro-batch), `F3.1` with
 /// slices, `F3b` for the second chunk of a device, and `F3+B1b` for a pair; `B` is B or BW. Dots are idle time.
@@ -23,7 +24,8 @@ pub fn order_grid(problem: &Problem, schedule: &Schedule, execution: &Execution)
         .max()
         .unwrap_or(1);
     let makespan = execution.makespan().max(1);
-    let columns = (makespan / tick).saturating_mul(widest).clamp(1, MOST_COLUMNS);
+    let columns = Some((makespan / tick).saturating_mul(widest).max(1));
+    let columns = columns.filter(|&columns| columns <= MOST_COLUMNS).unwrap_or(SCALED_COLUMNS);
     let column = |time: u64| (u128::from(time) * u128::from(columns) / u128::from(makespan)) as usize;
     let mut text = String::new();
     for (device, steps) in schedule.devices.iter() {

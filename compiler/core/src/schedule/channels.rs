@@ -22,7 +22,7 @@ pub enum Channels {
 const MOST: usize = 64;
 
 /// The least capacity, equal for all channels, with which a schedule ends. None if some channel is to be received in
-/// another order than it is sent, or if [`MOST`] messages are too few.
+/// another order than it is sent, or if 64 messages are too few.
 pub fn capacity(problem: &Problem, schedule: &Schedule, channels: Channels) -> Option<u32> {
     let programs = Programs::new(problem, schedule, channels);
     if !programs.in_order() || !programs.ends(MOST) {

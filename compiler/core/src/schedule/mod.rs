@@ -30,6 +30,7 @@ mod problem;
 mod refusal;
 mod require;
 mod rounds;
+mod rules;
 mod seq1f1b;
 mod slimpipe;
 mod step;

@@ -119,7 +119,7 @@ impl fmt::Display for ProblemError {
 impl std::error::Error for ProblemError {}
 
 /// The most units of a problem: tables of them must fit the memory of a compiler host.
-const MOST_UNITS: u64 = 1 << 28;
+const MOST_UNITS: u64 = 1 << 26;
 
 impl Problem {
     /// A problem with stages placed as `devices` say, the chunks of each device in their order.

@@ -3,6 +3,7 @@
 mod auto;
 mod closed_forms;
 mod csv;
+mod file;
 mod grids;
 mod laws;
 

@@ -1,126 +1,11 @@
-//! The schedule of a pipeline: its name and options.
+//! Reading a schedule and its options.
 
-use super::Origin;
-use super::constant::{Constant, Environment, Kind, Settings, wrong_kind};
-use super::report::Report;
-use super::settings::Block;
+use super::{Schedule, WeightGrads};
+use crate::spec::Origin;
+use crate::spec::constant::{Constant, Environment, Kind, Settings, wrong_kind};
+use crate::spec::report::Report;
+use crate::spec::settings::Block;
 use pipe_grammar::diagnostic::{Code, Diagnostic, suggest};
-
-/// The order of passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
-    /// All forward passes, then all backward passes.
-    GPipe,
-    /// One forward, one backward.
-    OneFOneB,
-    /// Several stages per device in rounds.
-    Interleaved {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Micro-batches that pass a stage in a row; the number of devices unless the file says otherwise.
-        group: u32,
-    },
-    /// GPipe on several stages per device.
-    BreadthFirst {
-        /// Stages per device v.
-        virtual_stages: u32,
-    },
-    /// GPipe on slices.
-    TeraPipe {
-        /// Slices of a sequence s.
-        slices: u32,
-    },
-    /// One forward, one backward, on slices.
-    Seq1F1B {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Slices of a sequence s.
-        slices: u32,
-    },
-    /// As many slices as devices, or a multiple.
-    SlimPipe {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Slices of a sequence s.
-        slices: u32,
-    },
-    /// Slices, several stages per device and a limit of memory: MEPipe.
-    Svpp {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Slices of a sequence s.
-        slices: u32,
-        /// The most units alive on a device; as many as full speed takes without it.
-        in_flight: Option<u32>,
-        /// Forward passes of the warm-up per hop to the last device, in hundredths from 100 to 200.
-        bias: u16,
-        /// How weight gradients are computed.
-        weight_grads: WeightGrads,
-    },
-    /// Split backward passes in the memory of 1F1B.
-    ZbH1,
-    /// Split backward passes in twice the memory.
-    ZbH2,
-    /// Split backward passes, two stages per device forth and back.
-    ZbV,
-    /// The same in half the memory.
-    VHalf,
-    /// The same in a third of the memory.
-    VMin,
-    /// Two copies in opposite directions, forward and backward passes in pairs.
-    DualPipe,
-    /// One copy forth and back, forward and backward passes in pairs.
-    DualPipeV,
-    /// Two copies in opposite directions.
-    Chimera,
-    /// Waves over the devices.
-    Hanayo {
-        /// Waves w, of two stages per device each.
-        waves: u32,
-    },
-    /// The fastest order that is found.
-    Auto {
-        /// Stages per device v.
-        virtual_stages: u32,
-        /// Slices of a sequence s.
-        slices: u32,
-        /// How long to search, 0 to 3.
-        effort: u8,
-    },
-}
-
-/// How weight gradients are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightGrads {
-    /// With the input gradients, in one pass.
-    Fused,
-    /// In a pass of their own.
-    Split,
-    /// GEMM by GEMM.
-    PerGemm,
-}
-
-/// Where the stages of a pipeline stand on `p` devices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Placement {
-    /// Stage g on device `g mod p`.
-    Loop,
-    /// As a loop that turns round after every `p` stages: chunk c of device r is stage `c p + r`, for odd c
-    /// `c p + p - 1 - r`.
-    Zigzag,
-    /// Two copies of a loop, the second on the devices in reverse order.
-    Bidirectional,
-}
-
-impl Placement {
-    /// Copies of the pipeline.
-    pub fn copies(self) -> u32 {
-        match self {
-            Self::Loop | Self::Zigzag => 1,
-            Self::Bidirectional => 2,
-        }
-    }
-}
 
 /// The schedules by their names.
 const NAMES: [&str; 18] = [
@@ -157,156 +42,25 @@ const RENAMED: [(&str, &str); 6] = [
 /// Schedules of the literature that pipec does not have.
 const UNAVAILABLE: [&str; 3] = ["spipe", "pipedream", "bitpipe"];
 
-impl Schedule {
-    /// The name in the language.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::GPipe => "gpipe",
-            Self::OneFOneB => "one_f_one_b",
-            Self::Interleaved { .. } => "interleaved",
-            Self::BreadthFirst { .. } => "breadth_first",
-            Self::TeraPipe { .. } => "terapipe",
-            Self::Seq1F1B { .. } => "seq1f1b",
-            Self::SlimPipe { .. } => "slimpipe",
-            Self::Svpp { .. } => "svpp",
-            Self::ZbH1 => "zb_h1",
-            Self::ZbH2 => "zb_h2",
-            Self::ZbV => "zb_v",
-            Self::VHalf => "v_half",
-            Self::VMin => "v_min",
-            Self::DualPipe => "dualpipe",
-            Self::DualPipeV => "dualpipe_v",
-            Self::Chimera => "chimera",
-            Self::Hanayo { .. } => "hanayo",
-            Self::Auto { .. } => "auto",
-        }
-    }
-
-    /// Stages of each copy on each device.
-    pub fn virtual_stages(self) -> u32 {
-        match self {
-            Self::GPipe
-            | Self::OneFOneB
-            | Self::TeraPipe { .. }
-            | Self::ZbH1
-            | Self::ZbH2
-            | Self::DualPipe
-            | Self::Chimera => 1,
-            Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV => 2,
-            Self::Interleaved { virtual_stages, .. }
-            | Self::BreadthFirst { virtual_stages }
-            | Self::Seq1F1B { virtual_stages, .. }
-            | Self::SlimPipe { virtual_stages, .. }
-            | Self::Svpp { virtual_stages, .. }
-            | Self::Auto { virtual_stages, .. } => virtual_stages,
-            Self::Hanayo { waves } => waves.saturating_mul(2),
-        }
-    }
-
-    /// Slices of a sequence.
-    pub fn slices(self) -> u32 {
-        match self {
-            Self::TeraPipe { slices }
-            | Self::Seq1F1B { slices, .. }
-            | Self::SlimPipe { slices, .. }
-            | Self::Svpp { slices, .. }
-            | Self::Auto { slices, .. } => slices,
-            Self::GPipe
-            | Self::OneFOneB
-            | Self::Interleaved { .. }
-            | Self::BreadthFirst { .. }
-            | Self::ZbH1
-            | Self::ZbH2
-            | Self::ZbV
-            | Self::VHalf
-            | Self::VMin
-            | Self::DualPipe
-            | Self::DualPipeV
-            | Self::Chimera
-            | Self::Hanayo { .. } => 1,
-        }
-    }
-
-    /// Where stages stand.
-    pub fn placement(self) -> Placement {
-        match self {
-            Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo { .. } => Placement::Zigzag,
-            Self::DualPipe | Self::Chimera => Placement::Bidirectional,
-            Self::GPipe
-            | Self::OneFOneB
-            | Self::Interleaved { .. }
-            | Self::BreadthFirst { .. }
-            | Self::TeraPipe { .. }
-            | Self::Seq1F1B { .. }
-            | Self::SlimPipe { .. }
-            | Self::Svpp { .. }
-            | Self::ZbH1
-            | Self::ZbH2
-            | Self::Auto { .. } => Placement::Loop,
-        }
-    }
-
-    /// The schedule as printed: its name and options.
-    pub(super) fn print(self) -> String {
-        let name = self.name();
-        match self {
-            Self::Interleaved { virtual_stages, group } => {
-                format!("{name} virtual {virtual_stages} group {group}")
-            }
-            Self::BreadthFirst { virtual_stages } => format!("{name} virtual {virtual_stages}"),
-            Self::TeraPipe { slices } => format!("{name} slices {slices}"),
-            Self::Seq1F1B { virtual_stages, slices } | Self::SlimPipe { virtual_stages, slices } => {
-                format!("{name} virtual {virtual_stages} slices {slices}")
-            }
-            Self::Svpp { virtual_stages, slices, in_flight, bias, weight_grads } => {
-                let in_flight = in_flight.map_or("max".to_owned(), |units| units.to_string());
-                let (whole, hundredths) = (bias / 100, bias % 100);
-                let weight_grads = match weight_grads {
-                    WeightGrads::Fused => "fused",
-                    WeightGrads::Split => "split",
-                    WeightGrads::PerGemm => "per_gemm",
-                };
-                format!(
-                    "{name} virtual {virtual_stages} slices {slices} in_flight {in_flight} bias {whole}.{hundredths:02} weight_grads {weight_grads}"
-                )
-            }
-            Self::Hanayo { waves } => format!("{name} waves {waves}"),
-            Self::Auto { virtual_stages, slices, effort } => {
-                format!("{name} virtual {virtual_stages} slices {slices} effort {effort}")
-            }
-            Self::GPipe
-            | Self::OneFOneB
-            | Self::ZbH1
-            | Self::ZbH2
-            | Self::ZbV
-            | Self::VHalf
-            | Self::VMin
-            | Self::DualPipe
-            | Self::DualPipeV
-            | Self::Chimera => name.to_owned(),
-        }
-    }
-}
-
 /// A schedule as written, and where its number of slices stands. The group of an interleaved one is the number of devices
 /// where it is not given, which [`Wish::settle`] knows.
 #[derive(Clone, Copy)]
-pub(super) struct Wish {
+pub(in crate::spec) struct Wish {
     schedule: Schedule,
     has_group: bool,
-    pub(super) slices: Origin,
+    pub(in crate::spec) slices: Origin,
     /// Between slices of equal length (0) and of equal work (100).
-    pub(super) balance: u16,
+    pub(in crate::spec) balance: u16,
 }
 
 impl Wish {
     /// What stands for a pipeline without a schedule.
-    pub(super) fn usual(origin: Origin) -> Self {
+    pub(in crate::spec) fn usual(origin: Origin) -> Self {
         Self { schedule: Schedule::OneFOneB, has_group: false, slices: origin, balance: 0 }
     }
 
     /// The schedule for a number of devices.
-    pub(super) fn settle(self, devices: u32) -> Schedule {
+    pub(in crate::spec) fn settle(self, devices: u32) -> Schedule {
         match self.schedule {
             Schedule::Interleaved { virtual_stages, group: _ } if !self.has_group => {
                 Schedule::Interleaved { virtual_stages, group: devices }
@@ -317,7 +71,7 @@ impl Wish {
 }
 
 /// Reads a schedule. `None` where something is wrong with it.
-pub(super) fn read(value: &Constant, report: &mut Report) -> Option<Wish> {
+pub(in crate::spec) fn read(value: &Constant, report: &mut Report) -> Option<Wish> {
     let origin = value.origin;
     let none = Settings { origin, entries: Vec::new() };
     let (name, settings) = match &value.kind {
@@ -462,12 +216,7 @@ impl Options<'_> {
             }
             _ => return None,
         };
-        Some(Wish {
-            schedule,
-            has_group,
-            slices: self.block.origin("slices"),
-            balance: self.balance(report)?,
-        })
+        Some(Wish { schedule, has_group, slices: self.block.origin("slices"), balance: self.balance(report)? })
     }
 
     /// A number of at least 1 that must be there.
@@ -571,7 +320,7 @@ impl Options<'_> {
 }
 
 /// A count that is no more than any pipeline has.
-pub(super) fn small(value: &Constant, least: u64, report: &mut Report) -> Option<u32> {
+pub(in crate::spec) fn small(value: &Constant, least: u64, report: &mut Report) -> Option<u32> {
     const MOST: u64 = 1 << 16;
     let count = value.as_count(least, &Environment::new(), report)?;
     let small = u32::try_from(count).ok().filter(|_| count <= MOST);
