@@ -1,6 +1,6 @@
 //! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
 
-use pipec_compiler::spec::{Cut, Resolution, Schedule, WeightGrads};
+use pipec_compiler::spec::{Cut, Resolution, Schedule, Spec, WeightGrads};
 use pipec_tests::{Kind, compile, losses, replan, resolve};
 
 /// The largest relative difference.
@@ -55,4 +55,34 @@ fn every_schedule_agrees() {
         }
     }
     assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+/// The same plan for several replicas.
+fn replicated(spec: &Spec, replicas: u32, schedule: Schedule) -> Spec {
+    let mut spec = replan(spec, 2, schedule, Cut::Balanced);
+    spec.pipeline.replicas = replicas;
+    for node in &mut spec.cluster.nodes {
+        node.devices = 2 * replicas;
+    }
+    spec
+}
+
+#[test]
+fn replicas_give_the_losses_of_one() {
+    for file in ["examples/reference/tiny_b.pipe", "examples/tied.pipe"] {
+        let Resolution { spec, origins, .. } = resolve(file);
+        let alone = losses(&replicated(&spec, 1, Schedule::OneFOneB), &origins, Kind::Cpu, 3);
+        let four = svpp(1, 4, WeightGrads::Split);
+        for schedule in [Schedule::OneFOneB, Schedule::ZbV, Schedule::DualPipe, four] {
+            for replicas in [2, 4] {
+                let spec = replicated(&spec, replicas, schedule);
+                if spec.pipeline.micro_batches < 4 * replicas {
+                    continue;
+                }
+                let found = losses(&spec, &origins, Kind::Cpu, 3);
+                let apart = distance(&found, &alone);
+                assert!(apart < 1e-6, "{file}, {replicas} replicas, {schedule:?}: {apart:e}");
+            }
+        }
+    }
 }

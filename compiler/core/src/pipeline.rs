@@ -113,9 +113,11 @@ pub fn compile(
     observer.stage(Stage::Graphs(&graphs));
     let plan = plan(spec, &graphs, origins).map_err(Error::Diagnostics)?;
     observer.stage(Stage::Plan(&plan));
-    let problem = plan.problem().map_err(|error| refused(&error, origins))?;
-    let schedule =
-        order(spec.pipeline.schedule.into(), &problem).map_err(|refusal| refused(&refusal, origins))?;
+    let replica = plan.replica().problem().map_err(|error| refused(&error, origins))?;
+    let ordered =
+        order(spec.pipeline.schedule.into(), &replica).map_err(|refusal| refused(&refusal, origins))?;
+    let (schedule, problem) = (plan.replicate(&ordered), plan.problem());
+    let problem = problem.map_err(|error| refused(&error, origins))?;
     lawful("schedule", schedule::verify(&problem, &schedule))?;
     observer.stage(Stage::Schedule(&schedule));
     let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));

@@ -11,7 +11,7 @@ use pipec_program::{Buffer, BufferId, Bytes, Category, Device, DeviceId, Space, 
 use std::collections::BTreeMap;
 
 /// Buffers start at multiples of this many bytes.
-const ALIGNMENT: u64 = 64;
+pub(super) const ALIGNMENT: u64 = 64;
 
 /// The memory of a device, as planned.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ pub use stages::Stages;
 
 use crate::graph::accumulator_type;
 use crate::plan::Plan;
-use crate::schedule::{Deadlock, ProblemError, Schedule, Step, execute};
+use crate::schedule::{Deadlock, Execution, ProblemError, Schedule, Step, execute};
 use crate::spec::{Origins, Spec};
 use arena::{Buffers, Needs, part};
 
@@ -34,11 +34,12 @@ use pipe_grammar::diagnostic::Diagnostic;
 use pipec_program::id::IdVec;
 use pipec_program::{
     Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
-    Placed, Program, Reading, ReadingKind, TensorType, Training,
+    Placed, Program, Reading, ReadingKind, StageId, TensorType, Training,
 };
 use stages::borrowed;
+use std::collections::BTreeMap;
 use std::fmt;
-use step::{Context, Tie};
+use step::{Context, Member, Tie};
 use table::FunctionTable;
 use wires::Wires;
 
@@ -147,7 +148,8 @@ pub fn lower(
     let channels = channels.collect();
     let parameters = place_parameters(spec, plan, stages, &buffers);
     let mut groups = IdVec::new();
-    let ties = ties(spec, &parameters, &buffers, &mut wires, &mut groups);
+    let dtype = accumulator_type(spec.train.precision);
+    let ties = ties(plan, dtype, &parameters, &buffers, schedule, &execution, &mut wires, &mut groups);
     let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
         let members: Vec<DeviceId> = plan.devices.ids().collect();
         let route = wires.ring(&members);
@@ -239,34 +241,66 @@ fn place_parameters(
     parameters
 }
 
-/// The parameters with copies on several devices; parameters of one type and on the same devices share a group.
+/// The gradients with copies on several devices, neighbours in memory together, in the order in which they are complete in
+/// the reference execution: so all members meet in one order, and while later stages still compute.
 fn ties(
-    spec: &Spec,
+    plan: &Plan,
+    dtype: DType,
     parameters: &IdVec<ParameterId, Parameter>,
     buffers: &Buffers,
+    schedule: &Schedule,
+    execution: &Execution,
     wires: &mut Wires<'_>,
     groups: &mut IdVec<GroupId, Group>,
 ) -> Vec<Tie> {
-    let mut ties = Vec::new();
-    for parameter in parameters.values().filter(|parameter| parameter.copies.len() > 1) {
-        let gradients: Vec<_> = parameter
+    let last = last_steps(plan, schedule);
+    let mut ties: Vec<(u64, Tie)> = Vec::new();
+    let copied = parameters.values().filter(|parameter| parameter.copies.len() > 1);
+    for parameter in copied {
+        let mut members: Vec<Member> = parameter
             .copies
             .iter()
-            .map(|copy| (buffers.table[copy.gradient.buffer].device, copy.gradient))
+            .map(|copy| {
+                let after = copy.stages.iter().filter_map(|&stage| last[stage]).max();
+                let device = buffers.table[copy.gradient.buffer].device;
+                Member { device, gradient: copy.gradient, after }
+            })
             .collect();
-        let mut members: Vec<DeviceId> = gradients.iter().map(|&(device, _)| device).collect();
-        members.sort();
-        let ty =
-            TensorType { dtype: accumulator_type(spec.train.precision), shape: parameter.ty.shape.clone() };
-        let known =
-            groups.iter().find(|(_, group)| group.members == members && group.ty == ty).map(|(id, _)| id);
-        let group = known.unwrap_or_else(|| {
-            let route = wires.ring(&members);
-            groups.push(Group { members, ty, route })
-        });
-        ties.push(Tie { group, gradients });
+        members.sort_by_key(|member| member.device);
+        let ready = |member: &Member| {
+            member.after.map_or(0, |after| execution.devices[member.device][after as usize].1)
+        };
+        let ready = members.iter().map(ready).max().unwrap_or(0);
+        // One that joins is complete at the same time.
+        if !ties.last_mut().is_some_and(|(_, tie)| tie.joins(&members)) {
+            ties.push((ready, Tie { group: GroupId(0), members }));
+        }
     }
-    ties
+    ties.sort_by_key(|&(ready, _)| ready);
+    let mut known: BTreeMap<(Vec<DeviceId>, DType, Bytes), GroupId> = BTreeMap::new();
+    for (_, tie) in &mut ties {
+        let devices: Vec<DeviceId> = tie.members.iter().map(|member| member.device).collect();
+        let bytes = tie.members.first().map_or(Bytes::ZERO, |member| member.gradient.bytes);
+        tie.group = *known.entry((devices, dtype, bytes)).or_insert_with_key(|(members, dtype, bytes)| {
+            let route = wires.ring(members);
+            let ty = TensorType::new(*dtype, &[bytes.0 / dtype.bytes().0.max(1)]);
+            groups.push(Group { members: members.clone(), ty, route })
+        });
+    }
+    ties.into_iter().map(|(_, tie)| tie).collect()
+}
+
+/// The last step of every stage that adds to its gradients.
+fn last_steps(plan: &Plan, schedule: &Schedule) -> IdVec<StageId, Option<u32>> {
+    let mut last: IdVec<StageId, Option<u32>> = plan.stages.ids().map(|_| None).collect();
+    for steps in schedule.devices.values() {
+        for (position, step) in (0..).zip(steps) {
+            for (_, unit) in step.passes().filter(|(pass, _)| *pass != Pass::F) {
+                last[unit.stage] = Some(position);
+            }
+        }
+    }
+    last
 }
 
 fn feeds(buffers: &Buffers) -> Vec<Feed> {

@@ -1,6 +1,6 @@
 //! The step of one device as instructions: passes with their messages, then ties, norm, clipping and update.
 
-use super::arena::{Fixed, Placed, part, tensor_view};
+use super::arena::{ALIGNMENT, Fixed, Placed, part, tensor_view};
 use super::functions::{Region, StageFunction};
 use super::lifetimes::{Held, Lifetimes, Message};
 use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
@@ -24,7 +24,7 @@ pub(super) struct Context<'a> {
     pub(super) lifetimes: &'a Lifetimes,
     pub(super) places: &'a IdVec<DeviceId, Vec<Placed>>,
     pub(super) fixed: &'a IdVec<DeviceId, Fixed>,
-    /// The gradients of tied parameters with their groups, in the order of parameters.
+    /// The gradients with several copies, in the order in which they are reduced.
     pub(super) ties: &'a [Tie],
     /// The group of all devices that adds up the squares; none on one device or without clipping.
     pub(super) norm: Option<GroupId>,
@@ -32,12 +32,41 @@ pub(super) struct Context<'a> {
     pub(super) sequences: u64,
 }
 
-/// A parameter whose copies on several devices are one.
+/// Gradients whose copies on several devices are one: of one parameter, or of several that are neighbours everywhere.
 #[derive(Clone, Debug)]
 pub(super) struct Tie {
     pub(super) group: GroupId,
-    /// The gradient on each member.
-    pub(super) gradients: Vec<(DeviceId, View)>,
+    /// By device, ascending.
+    pub(super) members: Vec<Member>,
+}
+
+/// A copy of a gradient.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Member {
+    pub(super) device: DeviceId,
+    pub(super) gradient: View,
+    /// The last step of the device that adds to it.
+    pub(super) after: Option<u32>,
+}
+
+impl Tie {
+    /// Takes the copies of another gradient if they follow those of this one on every device, complete at the same time.
+    pub(super) fn joins(&mut self, others: &[Member]) -> bool {
+        let follows = |(own, other): (&Member, &Member)| {
+            let end = own.gradient.offset + own.gradient.bytes;
+            own.device == other.device
+                && own.after == other.after
+                && own.gradient.buffer == other.gradient.buffer
+                && end.align_up(ALIGNMENT) == other.gradient.offset
+        };
+        let joins = self.members.len() == others.len() && self.members.iter().zip(others).all(follows);
+        if joins {
+            for (own, other) in self.members.iter_mut().zip(others) {
+                own.gradient.bytes = other.gradient.offset + other.gradient.bytes - own.gradient.offset;
+            }
+        }
+        joins
+    }
 }
 
 /// Writes the queues of a device; `first` is the number of its first queue in the program.
@@ -78,6 +107,8 @@ struct Emission<'a> {
     occupants: Occupants,
     /// The position after each pass in the compute queue.
     passes: Vec<Position>,
+    /// The last reduction of gradients.
+    tied: Option<(Local, Position)>,
     /// The queue and position after which each tensor is received, or sent.
     moved: Vec<Option<(Local, Position)>>,
 }
@@ -108,7 +139,7 @@ impl<'a> Emission<'a> {
                 kinds.push(QueueKind::Receive);
             }
         }
-        let tied = context.ties.iter().any(|tie| tie.gradients.iter().any(|&(member, _)| member == device));
+        let tied = context.ties.iter().any(|tie| tie.members.iter().any(|member| member.device == device));
         let collective = (tied || context.norm.is_some()).then(|| {
             kinds.push(QueueKind::Collective);
             Local(kinds.len() - 1)
@@ -123,6 +154,7 @@ impl<'a> Emission<'a> {
             incoming,
             occupants: Occupants::new(),
             passes: Vec::with_capacity(context.schedule.devices[device].len()),
+            tied: None,
             moved: vec![None; lifetimes.tensors[device].len()],
         }
     }
@@ -308,19 +340,21 @@ impl<'a> Emission<'a> {
         view.expect("every region that a stage function takes was placed on the device of the stage")
     }
 
-    /// Adds up the gradients of tied copies.
+    /// Adds up the gradients of copies, each as soon as it is complete; what follows waits for all.
     fn reduce_ties(&mut self) {
         let Some(collective) = self.collective else { return };
-        let complete = self.passes.last().copied();
         for tie in self.context.ties {
-            let Some(&(_, view)) = tie.gradients.iter().find(|&&(member, _)| member == self.device) else {
+            let Some(member) = tie.members.iter().find(|member| member.device == self.device) else {
                 continue;
             };
-            if let Some(position) = complete {
-                self.queues.wait(collective, COMPUTE, position);
-            }
-            let work = Work::Step(StepWork::Tie);
+            // Without a pass there are only the zeros of the start.
+            let complete = member.after.map_or(1, |after| self.passes[after as usize]);
+            self.queues.wait(collective, COMPUTE, complete);
+            let (view, work) = (member.gradient, Work::Step(StepWork::Tie));
             let position = self.queues.push(collective, Instruction::Reduce { group: tie.group, view, work });
+            self.tied = Some((collective, position));
+        }
+        if let Some((collective, position)) = self.tied {
             self.queues.wait(COMPUTE, collective, position);
         }
     }

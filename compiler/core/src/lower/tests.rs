@@ -57,6 +57,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             cut: Cut::Balanced,
             schedule,
             balance: 0,
+            replicas: 1,
         },
     }
 }

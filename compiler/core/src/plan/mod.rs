@@ -5,6 +5,7 @@
 
 mod cost;
 mod cut;
+mod replicas;
 mod slices;
 
 pub use slices::slice_lengths;
@@ -24,8 +25,10 @@ pub struct Plan {
     pub stages: IdVec<StageId, Stage>,
     /// The stages of each device, ascending: the chunks of the device.
     pub devices: IdVec<DeviceId, Vec<StageId>>,
+    /// Replicas R of the pipeline, each on devices of its own: those of replica r are `r p .. (r + 1) p`.
+    pub replicas: u32,
     /// Copies of the pipeline, which share the micro-batches: stage g of copy k has the id `k G + g` for G stages a copy,
-    /// and micro-batch m runs on copy `m mod copies`.
+    /// and micro-batch m runs on copy `m mod copies`. Copy k belongs to replica `k mod R`.
     pub copies: u32,
     /// Micro-batches n of a step, over all copies.
     pub micro_batches: u32,
@@ -125,8 +128,9 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
     };
     let mut plan = Plan {
         stages: IdVec::new(),
-        devices: (0..devices).map(|_| Vec::new()).collect(),
-        copies: spec.pipeline.schedule.placement().copies(),
+        devices: (0..devices * spec.pipeline.replicas as usize).map(|_| Vec::new()).collect(),
+        replicas: spec.pipeline.replicas,
+        copies: spec.pipeline.schedule.placement().copies() * spec.pipeline.replicas,
         micro_batches,
         slices: graphs.len() as u32,
         lengths: slice_lengths(spec),
@@ -154,12 +158,13 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
 fn place(pipeline: &Pipeline, copy: u32, stage: usize) -> DeviceId {
     let devices = pipeline.devices.max(1) as usize;
     let (turn, ahead) = (stage / devices, stage % devices);
+    let (direction, replica) = (copy / pipeline.replicas.max(1), copy % pipeline.replicas.max(1));
     let backwards = match pipeline.schedule.placement() {
         Placement::Loop => false,
         Placement::Zigzag => turn % 2 == 1,
-        Placement::Bidirectional => copy == 1,
+        Placement::Bidirectional => direction == 1,
     };
-    DeviceId::new(if backwards { devices - 1 - ahead } else { ahead })
+    DeviceId::new(replica as usize * devices + if backwards { devices - 1 - ahead } else { ahead })
 }
 
 /// Every device gets the number of stages that the schedule is made for.

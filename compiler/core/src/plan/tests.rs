@@ -58,7 +58,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             seed: 1,
             data: None,
         },
-        pipeline: Pipeline { stages, devices, micro_batches: 4, cut, schedule, balance: 0 },
+        pipeline: Pipeline { stages, devices, micro_batches: 4, cut, schedule, balance: 0, replicas: 1 },
     }
 }
 

@@ -417,9 +417,11 @@ pub enum Optimizer {
 pub struct Pipeline {
     /// Stages of the cut: devices times chunks per device.
     pub stages: u32,
-    /// Devices of the pipeline.
+    /// Devices of one replica of the pipeline.
     pub devices: u32,
-    /// Micro-batches of a step.
+    /// Replicas, which share the micro-batches evenly; each on its own devices, in the order of the cluster.
+    pub replicas: u32,
+    /// Micro-batches of a step, over all replicas.
     pub micro_batches: u32,
     /// How the pieces are cut into stages.
     pub cut: Cut,

@@ -47,6 +47,7 @@ const RENAMED: &[(&str, &str)] = &[
 pub(super) struct Wished {
     stages: Option<u32>,
     devices: Option<u32>,
+    replicas: u32,
     layers: Option<Vec<u32>>,
     schedule: Wish,
     origins: Places,
@@ -57,6 +58,7 @@ pub(super) struct Wished {
 struct Places {
     stages: Origin,
     devices: Origin,
+    replicas: Origin,
     layers: Origin,
     cluster: Origin,
 }
@@ -87,20 +89,7 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         None => Some(None),
     };
     let (stages, devices) = (count("stages", report), count("devices", report));
-    if let Some(replicas) = count("data_parallel", report).flatten()
-        && replicas > 1
-    {
-        let origin = block.origin("data_parallel");
-        report.push(
-            Diagnostic::error(
-                origin.source,
-                Code::Unsupported,
-                format!("{replicas} replicas of the pipeline are not available"),
-            )
-            .at(origin.span, "pipec runs one")
-            .help("write `data_parallel: 1` or leave it out"),
-        );
-    }
+    let replicas = count("data_parallel", report);
     let schedule = match block.get("schedule") {
         Some(value) => schedule::read(value, report),
         None => Some(Wish::usual(settings.origin)),
@@ -112,10 +101,18 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
     let origins = Places {
         stages: block.origin("stages"),
         devices: block.origin("devices"),
+        replicas: block.origin("data_parallel"),
         layers: block.origin("layers"),
         cluster: block.origin("cluster"),
     };
-    let wished = Wished { stages: stages?, devices: devices?, layers: layers?, schedule: schedule?, origins };
+    let wished = Wished {
+        stages: stages?,
+        devices: devices?,
+        replicas: replicas?.unwrap_or(1),
+        layers: layers?,
+        schedule: schedule?,
+        origins,
+    };
     (report.errors() == errors).then_some(wished)
 }
 
@@ -162,11 +159,34 @@ pub(super) fn pipeline(
     let schedule = wished.schedule.settle(devices);
     check_slices(wished, schedule, train, report);
     check_sliceable(wished, schedule, model, operations, report);
-    // The batch arithmetic has been checked, so that this division comes out.
-    let micro_batches = u32::try_from(train.train.global_batch / train.train.micro_batch.max(1)).ok()?;
+    let micro_batches = micro_batches(wished, train, report)?;
     let balance = wished.schedule.balance;
-    let pipeline = Pipeline { stages, devices, micro_batches, cut, schedule, balance };
+    let replicas = wished.replicas;
+    let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, balance };
     (report.errors() == errors).then_some(pipeline)
+}
+
+/// The micro-batches of a step over all replicas, which share them evenly. That the micro-batch divides the global batch
+/// has been checked.
+fn micro_batches(wished: &Wished, train: &Resolved, report: &mut Report) -> Option<u32> {
+    let (global, micro) = (train.train.global_batch, train.train.micro_batch.max(1));
+    let replicas = u64::from(wished.replicas);
+    let micro_batches = global / micro;
+    if !micro_batches.is_multiple_of(replicas) {
+        let place = wished.origins.replicas;
+        let each = micro_batches.next_multiple_of(replicas) / replicas;
+        let product = each * replicas * micro;
+        let message = format!(
+            "a global batch of {global} makes {micro_batches} micro-batches of {micro}, which {replicas} replicas do not share evenly"
+        );
+        report.push(
+            Diagnostic::error(place.source, Code::BatchMismatch, message)
+                .at(place.span, format!("{replicas} replicas"))
+                .help(format!("`global_batch: {product}` is {micro} × {each} × {replicas}")),
+        );
+        return None;
+    }
+    u32::try_from(micro_batches).ok()
 }
 
 /// Every layer can be sliced: attention that sees later tokens cannot.
@@ -242,6 +262,25 @@ fn stages(wished: &Wished, cluster: &Cluster, report: &mut Report) -> Option<(u3
         Some(devices) => devices,
         None => u32::try_from(there).ok()?,
     };
+    // Of one replica.
+    if !devices.is_multiple_of(wished.replicas) {
+        let replicas = wished.replicas;
+        let error = Diagnostic::error(
+            places.replicas.source,
+            Code::DeviceMismatch,
+            format!("{replicas} replicas do not share {devices} devices evenly"),
+        )
+        .at(places.replicas.span, format!("{replicas} replicas"));
+        let fewer = devices / replicas * replicas;
+        report.push(match fewer {
+            0 => error.help(format!("there are {devices} devices, so at most {devices} replicas")),
+            _ => error.help(format!("write `devices: {fewer}` to leave {} idle", devices - fewer)),
+        });
+        return None;
+    }
+    let all = devices;
+    let devices = devices / wished.replicas;
+    let there = there / u64::from(wished.replicas);
     let product = u64::from(devices) * u64::from(chunks);
     match wished.stages {
         Some(stages) if u64::from(stages) != product => {
@@ -252,21 +291,32 @@ fn stages(wished: &Wished, cluster: &Cluster, report: &mut Report) -> Option<(u3
             let wanted = u64::from(stages) / u64::from(chunks);
             let fits = u64::from(stages).is_multiple_of(u64::from(chunks)) && (1..=there).contains(&wanted);
             let help = if fits && wished.devices.is_none() {
-                format!("write `devices: {wanted}` to leave {} idle, or `stages: {product}`", there - wanted)
+                format!(
+                    "write `devices: {}` to leave {} idle, or `stages: {product}`",
+                    wanted * u64::from(wished.replicas),
+                    (there - wanted) * u64::from(wished.replicas)
+                )
             } else if fits {
-                format!("write `stages: {product}` or `devices: {wanted}`")
+                format!("write `stages: {product}` or `devices: {}`", wanted * u64::from(wished.replicas))
             } else {
                 format!("write `stages: {product}`")
             };
             let error = Diagnostic::error(
                 places.stages.source,
                 Code::DeviceMismatch,
-                format!("{stages} stages do not go onto {devices} devices with {each}: that makes {product}"),
+                match wished.replicas {
+                    1 => format!(
+                        "{stages} stages do not go onto {devices} devices with {each}: that makes {product}"
+                    ),
+                    replicas => format!(
+                        "{stages} stages do not go onto the {devices} devices of each of {replicas} replicas with {each}: that makes {product}"
+                    ),
+                },
             )
             .at(places.stages.span, format!("{stages} stages"))
             .help(help);
             let from = if wished.devices.is_some() { places.devices } else { places.cluster };
-            report.push(error.with(from.span, format!("{devices} devices")));
+            report.push(error.with(from.span, format!("{all} devices")));
             None
         }
         Some(stages) => Some((devices, stages)),

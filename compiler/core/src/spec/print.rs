@@ -222,10 +222,14 @@ fn print_data(data: &Data) -> String {
 }
 
 fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
+    let replicas = match pipeline.replicas {
+        1 => String::new(),
+        replicas => format!("{replicas} replicas of "),
+    };
     lines.add(
         0,
         format_args!(
-            "pipeline: {} stages on {} devices, {} micro-batches",
+            "pipeline: {replicas}{} stages on {} devices, {} micro-batches",
             pipeline.stages, pipeline.devices, pipeline.micro_batches
         ),
     );

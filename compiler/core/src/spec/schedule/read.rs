@@ -216,7 +216,12 @@ impl Options<'_> {
             }
             _ => return None,
         };
-        Some(Wish { schedule, has_group, slices: self.block.origin("slices"), balance: self.balance(report)? })
+        Some(Wish {
+            schedule,
+            has_group,
+            slices: self.block.origin("slices"),
+            balance: self.balance(report)?,
+        })
     }
 
     /// A number of at least 1 that must be there.
