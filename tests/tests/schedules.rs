@@ -1,6 +1,6 @@
 //! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
 
-use pipec_compiler::spec::{Cut, Resolution, Schedule, Spec, WeightGrads};
+use pipec_compiler::spec::{Cut, OptimizerState, Resolution, Schedule, Spec, WeightGrads};
 use pipec_tests::{Kind, compile, losses, replan, resolve};
 
 /// The largest relative difference.
@@ -82,6 +82,28 @@ fn replicas_give_the_losses_of_one() {
                 let found = losses(&spec, &origins, Kind::Cpu, 3);
                 let apart = distance(&found, &alone);
                 assert!(apart < 1e-6, "{file}, {replicas} replicas, {schedule:?}: {apart:e}");
+            }
+        }
+    }
+}
+
+/// Who takes the step of a parameter changes no bit of it.
+#[test]
+fn sharded_optimizers_give_the_same_bits() {
+    for file in ["examples/reference/tiny_b.pipe", "examples/tied.pipe"] {
+        let Resolution { spec, origins, .. } = resolve(file);
+        for schedule in [Schedule::OneFOneB, Schedule::DualPipe] {
+            for replicas in [1, 2, 3] {
+                let mut spec = replicated(&spec, replicas, schedule);
+                let copies = replicas * schedule.placement().copies();
+                if copies < 2 || spec.pipeline.micro_batches < 4 * replicas {
+                    continue;
+                }
+                spec.pipeline.micro_batches -= spec.pipeline.micro_batches % (replicas * 2);
+                let copied = losses(&spec, &origins, Kind::Cpu, 3);
+                spec.train.optimizer_state = OptimizerState::Sharded;
+                let sharded = losses(&spec, &origins, Kind::Cpu, 3);
+                assert_eq!(sharded, copied, "{file}, {replicas} replicas, {schedule:?}");
             }
         }
     }

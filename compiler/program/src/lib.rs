@@ -39,7 +39,7 @@ pub use kernel::{
 pub use program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
     LearningRate, Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind,
-    Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
+    Shared, Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
 };
 pub use simulate::{Event, Timeline, simulate};
 pub use tensor::{DType, Shape, TensorType};

@@ -247,8 +247,8 @@ pub struct Placed {
     pub weight: View,
     /// Its gradient.
     pub gradient: View,
-    /// First and second moment.
-    pub moments: [View; 2],
+    /// First and second moment; none where another copy is updated and this one takes its weight by a broadcast.
+    pub moments: Option<[View; 2]>,
     /// The weight in f32, where [`Placed::weight`] is only its rounding to a shorter type.
     pub master: Option<View>,
     /// The stages that use it here. The gradient is complete when each of them has added one contribution for every
@@ -391,15 +391,39 @@ impl Channel {
     }
 }
 
-/// Devices that sum a tensor: after the reduction every member holds the sum, added in the order of the members.
+/// Devices that share a tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
+    /// What every member holds after they have met.
+    pub result: Shared,
     /// The members, at least two, each once.
     pub members: Vec<DeviceId>,
     /// The type of the tensor.
     pub ty: TensorType,
     /// The links of a ring through the members; empty when the cluster does not say.
     pub route: Vec<LinkId>,
+}
+
+/// What the members of a group hold after they have met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Shared {
+    /// The sum of the tensors of all, added in the order of the members.
+    Sum,
+    /// The tensor of the first member.
+    Broadcast,
+}
+
+impl Shared {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Sum, Self::Broadcast];
+
+    /// The spelling in `.pprog` text.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sum => "sum",
+            Self::Broadcast => "broadcast",
+        }
+    }
 }
 
 /// What the engine writes before a step.

@@ -139,7 +139,12 @@ fn reductions_meet_and_take_a_ring() {
         |name: &str| Link { name: name.into(), bandwidth: BytesPerSecond(1_000_000_000), latency: Nanos(3) };
     let route = vec![program.links.push(link("there")), program.links.push(link("back"))];
     let members = vec![DeviceId(0), DeviceId(1)];
-    let group = program.groups.push(Group { members, ty: TensorType::new(DType::F32, &[128]), route });
+    let group = program.groups.push(Group {
+        result: Shared::Sum,
+        members,
+        ty: TensorType::new(DType::F32, &[128]),
+        route,
+    });
     let copies = program.parameters.values().flat_map(|each| each.copies.clone()).collect();
     program.parameters = vec![Parameter { copies, ..program.parameters[ParameterId(0)].clone() }].into();
     // Each device gets a collective queue after its own, and its update, which comes last, waits for it.

@@ -49,7 +49,7 @@ pub fn entries(program: &Program) -> Vec<Entry> {
         };
         let copies = &parameter.copies;
         let views = |of: fn(&pipec_program::Placed) -> Option<View>| copies.iter().filter_map(of).collect();
-        let moments: Vec<View> = views(|copy| Some(copy.moments[0]));
+        let moments: Vec<View> = views(|copy| Some(copy.moments?[0]));
         // Moments are f32, or f64 in a program that computes in f64.
         let wide = parameter.ty.shape.elements().saturating_mul(8);
         let dtype = match moments.first() {
@@ -58,7 +58,7 @@ pub fn entries(program: &Program) -> Vec<Entry> {
         };
         entry(Role::Weight, "", parameter.ty.dtype, views(|copy| Some(copy.weight)));
         entry(Role::Moment, ".moment", dtype, moments);
-        entry(Role::Variance, ".variance", dtype, views(|copy| Some(copy.moments[1])));
+        entry(Role::Variance, ".variance", dtype, views(|copy| Some(copy.moments?[1])));
         entry(Role::Master, ".master", DType::F32, views(|copy| copy.master));
     }
     entries

@@ -6,7 +6,7 @@ use pipec_program::{
     Device, DeviceId, Feed, FeedKind, Function, FunctionId, Group, IdVec, Init, Instruction, Kernel,
     LearningRate, MicroBatch, Op, Output, Param, ParamId, Parameter, Pass, Placed, Position, Program, Queue,
     QueueId, QueueKind, Reading, ReadingKind, Scalar, ScalarId, ScalarType, Slice, Space, StageId, StepInput,
-    StepWork, TensorType, Training, Unit, Value, ValueId, Verified, View, Work,
+    StepWork, TensorType, Training, Unit, Value, ValueId, Verified, View, Work, Shared,
 };
 use std::sync::Arc;
 
@@ -213,7 +213,9 @@ fn build(devices: u32, capacity: u32) -> Program {
         let copy = Placed {
             weight: b.buffer(device, name, &ty, Category::Weights),
             gradient: b.buffer(device, &format!("{name}_gradient"), &ty, Category::Gradients),
-            moments: [0, 1].map(|n| b.buffer(device, &format!("{name}_moment{n}"), &ty, Category::Optimizer)),
+            moments: Some(
+                [0, 1].map(|n| b.buffer(device, &format!("{name}_moment{n}"), &ty, Category::Optimizer)),
+            ),
             master: None,
             stages: vec![StageId(stage)],
         };
@@ -402,7 +404,7 @@ fn build(devices: u32, capacity: u32) -> Program {
     // Norm, clipping and update.
     let group = (devices == 2).then(|| {
         let members = vec![DeviceId(0), DeviceId(1)];
-        b.program.groups.push(Group { members, ty: f64s(2), route: Vec::new() })
+        b.program.groups.push(Group { result: Shared::Sum, members, ty: f64s(2), route: Vec::new() })
     });
     let stages = [(first, q0, &table, 0), (last, q1, &head, 1)];
     let filled: Vec<(u32, Queues)> = if devices == 2 { vec![(0, q0), (1, q1)] } else { vec![(0, q0)] };
@@ -427,8 +429,8 @@ fn build(devices: u32, capacity: u32) -> Program {
         b.run(queues.compute, clip, &views, &[], Work::Step(StepWork::Clip));
     }
     for (device, queues, placed, stage) in stages {
-        let views =
-            [placed.gradient, factor[device as usize], placed.weight, placed.moments[0], placed.moments[1]];
+        let Some([moment, variance]) = placed.moments else { continue };
+        let views = [placed.gradient, factor[device as usize], placed.weight, moment, variance];
         let work = Work::Stage(StepWork::Update, StageId(stage));
         b.run(queues.compute, update, &views, &[StepInput::LearningRate, StepInput::Step], work);
     }

@@ -1,8 +1,9 @@
 //! The buffers of every device: what lives for the whole step at the bottom of its arena, what comes and goes above.
 
-use super::functions::{Region, StageFunctions, has_master};
+use super::functions::{Region, has_master};
 use super::lifetimes::{Held, Lifetimes, Room, Tensor, region_bytes};
 use super::pack::{Effort, Packing, Span, live, pack};
+use super::shards::Shard;
 use super::shared::Window;
 use super::stages::Stages;
 use crate::plan::Plan;
@@ -48,8 +49,9 @@ pub(super) struct Fixed {
 pub(super) struct StageViews {
     pub(super) weights: View,
     pub(super) gradients: View,
-    pub(super) moment: View,
-    pub(super) variance: View,
+    /// Of what the stage updates here; none where it updates nothing.
+    pub(super) moment: Option<View>,
+    pub(super) variance: Option<View>,
     pub(super) master: Option<View>,
 }
 
@@ -75,7 +77,7 @@ pub(super) struct Buffers {
 
 impl Buffers {
     /// Places what lives for the whole step.
-    pub(super) fn new(plan: &Plan, stages: &Stages, needs: Needs) -> Self {
+    pub(super) fn new(plan: &Plan, stages: &Stages, shards: &IdVec<StageId, Shard>, needs: Needs) -> Self {
         let mut buffers = Self {
             table: IdVec::new(),
             fixed: plan.devices.values().map(|_| Fixed::default()).collect(),
@@ -83,43 +85,51 @@ impl Buffers {
             fixed_bytes: plan.devices.values().map(|_| BTreeMap::new()).collect(),
         };
         for (device, chunks) in plan.devices.iter() {
-            buffers.place_fixed(device, chunks, stages, needs);
+            buffers.place_fixed(device, chunks, stages, shards, needs);
         }
         buffers
     }
 
-    fn place_fixed(&mut self, device: DeviceId, chunks: &[StageId], stages: &Stages, needs: Needs) {
+    fn place_fixed(
+        &mut self,
+        device: DeviceId,
+        chunks: &[StageId],
+        stages: &Stages,
+        shards: &IdVec<StageId, Shard>,
+        needs: Needs,
+    ) {
         let mut fixed = Fixed::default();
-        let windows = windows(chunks, stages);
+        let windows = windows(chunks, stages, shards);
         // One buffer of each kind for all stages, so that one fill clears the gradients.
         let mut all = |name: &str,
                        category,
                        start: fn(&Window) -> Bytes,
-                       size: fn(&StageFunctions) -> Bytes| {
-            let ends =
-                chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stages.of(stage)));
+                       size: &dyn Fn(StageId) -> Bytes| {
+            let ends = chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
             self.add(device, format!("{name}_{device}"), ends.max().unwrap_or_default(), category)
         };
-        let weights = all("weights", Category::Weights, |window| window.weights, |stage| stage.weights);
+        let weights =
+            all("weights", Category::Weights, |window| window.weights, &|stage| stages.of(stage).weights);
         fixed.gradients =
-            all("gradients", Category::Gradients, |window| window.gradients, |stage| stage.gradients);
+            all("gradients", Category::Gradients, |window| window.gradients, &|stage| stages.of(stage).gradients);
         let mut moments =
-            |name| all(name, Category::Optimizer, |window| window.moments, |stage| stage.moments);
+            |name| all(name, Category::Optimizer, |window| window.moments, &|stage| shards[stage].bytes);
         let (moment, variance) = (moments("moment"), moments("variance"));
         let has_master = chunks.iter().any(|&stage| has_master(stages.of(stage).precision));
         let master = if has_master { moments("master") } else { None };
         for (&stage, window) in chunks.iter().zip(&windows) {
             let functions = stages.of(stage);
-            if let (Some(weights), Some(gradients), Some(moment), Some(variance)) =
-                (weights, fixed.gradients, moment, variance)
-            {
-                let of_moments = |view| part(view, window.moments, functions.moments);
+            if let (Some(weights), Some(gradients)) = (weights, fixed.gradients) {
+                let bytes = shards[stage].bytes;
+                let of_moments = |view: Option<View>| {
+                    view.filter(|_| bytes > Bytes::ZERO).map(|view| part(view, window.moments, bytes))
+                };
                 let views = StageViews {
                     weights: part(weights, window.weights, functions.weights),
                     gradients: part(gradients, window.gradients, functions.gradients),
                     moment: of_moments(moment),
                     variance: of_moments(variance),
-                    master: master.map(of_moments),
+                    master: of_moments(master),
                 };
                 fixed.stages.insert(stage, views);
             }
@@ -220,7 +230,7 @@ impl Buffers {
 }
 
 /// Where the regions of each stage start in the buffers of its device: one after the other, or as they share parameters.
-fn windows(chunks: &[StageId], stages: &Stages) -> Vec<Window> {
+fn windows(chunks: &[StageId], stages: &Stages, shards: &IdVec<StageId, Shard>) -> Vec<Window> {
     let mut next = Window::default();
     let place = |&stage: &StageId| {
         let functions = stages.of(stage);
@@ -228,7 +238,7 @@ fn windows(chunks: &[StageId], stages: &Stages) -> Vec<Window> {
         next = Window {
             weights: (window.weights + functions.weights).align_up(ALIGNMENT),
             gradients: (window.gradients + functions.gradients).align_up(ALIGNMENT),
-            moments: (window.moments + functions.moments).align_up(ALIGNMENT),
+            moments: (window.moments + shards[stage].bytes).align_up(ALIGNMENT),
         };
         window
     };

@@ -13,6 +13,7 @@ mod lifetimes;
 mod memory;
 mod pack;
 mod queues;
+mod shards;
 mod shared;
 mod stages;
 mod step;
@@ -34,12 +35,13 @@ use pipe_grammar::diagnostic::Diagnostic;
 use pipec_program::id::IdVec;
 use pipec_program::{
     Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
-    Placed, Program, Reading, ReadingKind, StageId, TensorType, Training,
+    Placed, Program, Reading, ReadingKind, Shared, StageId, TensorType, Training, View,
 };
 use stages::borrowed;
 use std::collections::BTreeMap;
 use std::fmt;
-use step::{Context, Member, Tie};
+use shards::{Shard, shards};
+use step::{Broadcast, Context, Member, Tie};
 use table::FunctionTable;
 use wires::Wires;
 
@@ -117,7 +119,8 @@ pub fn lower(
     let execution =
         execute(&problem, schedule, |step| problem.duration(step)).map_err(LowerError::Deadlock)?;
     let parameters = spec.model.parameters.len();
-    let functions = FunctionTable::new(&spec.train, plan, stages, parameters);
+    let shards = shards(&spec.train, &spec.model, plan, stages);
+    let functions = FunctionTable::new(&spec.train, plan, stages, &shards, parameters);
     let (mut wires, devices) = Wires::new(&spec.cluster, plan.devices.len());
     let batch = Batch {
         micro_batches: plan.micro_batches,
@@ -132,7 +135,7 @@ pub fn lower(
         losses: DType::F64.bytes() * (u64::from(plan.micro_batches) * u64::from(plan.slices)),
         clipped: spec.train.clip_norm.map(|_| parameters),
     };
-    let mut buffers = Buffers::new(plan, stages, needs);
+    let mut buffers = Buffers::new(plan, stages, &shards, needs);
     let rooms = buffers.rooms(&devices);
     let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms);
     let (places, arenas) = buffers.place_tensors(&lifetimes, &rooms);
@@ -146,15 +149,17 @@ pub fn lower(
         Channel { from, to, message: stream.message.clone(), capacity: 0, route: wires.route(from, to) }
     });
     let channels = channels.collect();
-    let parameters = place_parameters(spec, plan, stages, &buffers);
+    let parameters = place_parameters(spec, plan, stages, &shards, &buffers);
     let mut groups = IdVec::new();
     let dtype = accumulator_type(spec.train.precision);
     let ties = ties(plan, dtype, &parameters, &buffers, schedule, &execution, &mut wires, &mut groups);
     let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
         let members: Vec<DeviceId> = plan.devices.ids().collect();
         let route = wires.ring(&members);
-        groups.push(Group { members, ty: TensorType::new(DType::F64, &[parameters.len() as u64]), route })
+        let ty = TensorType::new(DType::F64, &[parameters.len() as u64]);
+        groups.push(Group { result: Shared::Sum, members, ty, route })
     });
+    let broadcasts = broadcasts(spec.train.precision, plan, stages, &shards, &buffers, &mut wires, &mut groups);
     let context = Context {
         plan,
         schedule,
@@ -164,6 +169,7 @@ pub fn lower(
         places: &places,
         fixed: &buffers.fixed,
         ties: &ties,
+        broadcasts: &broadcasts,
         norm,
         sequences: spec.train.micro_batch,
     };
@@ -202,6 +208,7 @@ fn place_parameters(
     spec: &Spec,
     plan: &Plan,
     stages: &Stages,
+    shards: &IdVec<StageId, Shard>,
     buffers: &Buffers,
 ) -> IdVec<ParameterId, Parameter> {
     let precision = spec.train.precision;
@@ -220,7 +227,8 @@ fn place_parameters(
         let device = plan.stages[stage].device;
         let Some(views) = buffers.fixed[device].stages.get(&stage) else { continue };
         let borrowed = borrowed(stages, plan, stage);
-        for place in places {
+        let shard = &shards[stage];
+        for (position, place) in places.iter().enumerate() {
             let copies = &mut parameters[place.parameter].copies;
             if borrowed.contains(&place.parameter) {
                 let own = copies.iter_mut().find(|copy| buffers.table[copy.weight.buffer].device == device);
@@ -228,12 +236,15 @@ fn place_parameters(
                 continue;
             }
             let bytes = |dtype: DType| dtype.bytes() * place.elements;
+            let of_moments = |view: Option<View>| {
+                let view = view.filter(|_| shard.parameters.contains(&position))?;
+                Some(part(view, place.moment - shard.start, bytes(accumulator_type(precision))))
+            };
             copies.push(Placed {
                 weight: part(views.weights, place.weight, bytes(precision)),
                 gradient: part(views.gradients, place.gradient, bytes(accumulator_type(precision))),
-                moments: [views.moment, views.variance]
-                    .map(|view| part(view, place.moment, bytes(accumulator_type(precision)))),
-                master: views.master.map(|view| part(view, place.moment, bytes(accumulator_type(precision)))),
+                moments: of_moments(views.moment).zip(of_moments(views.variance)).map(<[View; 2]>::from),
+                master: of_moments(views.master),
                 stages: vec![stage],
             });
         }
@@ -284,10 +295,47 @@ fn ties(
         tie.group = *known.entry((devices, dtype, bytes)).or_insert_with_key(|(members, dtype, bytes)| {
             let route = wires.ring(members);
             let ty = TensorType::new(*dtype, &[bytes.0 / dtype.bytes().0.max(1)]);
-            groups.push(Group { members: members.clone(), ty, route })
+            groups.push(Group { result: Shared::Sum, members: members.clone(), ty, route })
         });
     }
     ties.into_iter().map(|(_, tie)| tie).collect()
+}
+
+/// The weights that each copy of a stage hands to the others: stage by stage, copy by copy.
+fn broadcasts(
+    dtype: DType,
+    plan: &Plan,
+    stages: &Stages,
+    shards: &IdVec<StageId, Shard>,
+    buffers: &Buffers,
+    wires: &mut Wires<'_>,
+    groups: &mut IdVec<GroupId, Group>,
+) -> Vec<Broadcast> {
+    let depth = plan.depth();
+    let mut broadcasts = Vec::new();
+    for (stage, copy) in (0..depth).flat_map(|stage| (0..plan.copies).map(move |copy| (stage, copy))) {
+        let of_copy = |copy: u32| StageId(copy * depth + stage);
+        let shard = &shards[of_copy(copy)];
+        let places = &stages.of(of_copy(copy)).parameters[shard.parameters.clone()];
+        let (Some(first), Some(last)) = (places.first(), places.last()) else { continue };
+        if !shard.shared {
+            continue;
+        }
+        let (start, end) = (first.weight, last.weight + dtype.bytes() * last.elements);
+        let order = std::iter::once(copy).chain((0..plan.copies).filter(|&other| other != copy));
+        let members = order.map(of_copy).filter_map(|stage| {
+            let device = plan.stages[stage].device;
+            let views = buffers.fixed[device].stages.get(&stage)?;
+            Some((device, stage, part(views.weights, start, end - start)))
+        });
+        let members: Vec<(DeviceId, StageId, View)> = members.collect();
+        let devices: Vec<DeviceId> = members.iter().map(|&(device, ..)| device).collect();
+        let route = wires.ring(&devices);
+        let ty = TensorType::new(dtype, &[(end - start).0 / dtype.bytes().0.max(1)]);
+        let group = groups.push(Group { result: Shared::Broadcast, members: devices, ty, route });
+        broadcasts.push(Broadcast { group, members });
+    }
+    broadcasts
 }
 
 /// The last step of every stage that adds to its gradients.

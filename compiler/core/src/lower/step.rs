@@ -14,6 +14,8 @@ use pipec_program::{
     Slice, StageId, StepInput, StepWork, Unit, View, Work,
 };
 
+use std::collections::BTreeMap;
+
 /// What all devices share.
 #[derive(Clone, Copy)]
 pub(super) struct Context<'a> {
@@ -26,10 +28,20 @@ pub(super) struct Context<'a> {
     pub(super) fixed: &'a IdVec<DeviceId, Fixed>,
     /// The gradients with several copies, in the order in which they are reduced.
     pub(super) ties: &'a [Tie],
+    /// The weights that are handed from copy to copy, in order.
+    pub(super) broadcasts: &'a [Broadcast],
     /// The group of all devices that adds up the squares; none on one device or without clipping.
     pub(super) norm: Option<GroupId>,
     /// Sequences of a micro-batch.
     pub(super) sequences: u64,
+}
+
+/// Weights that one copy of a stage updates and hands to the others.
+#[derive(Clone, Debug)]
+pub(super) struct Broadcast {
+    pub(super) group: GroupId,
+    /// The stage and the weights on each device, the one that updates them first.
+    pub(super) members: Vec<(DeviceId, StageId, View)>,
 }
 
 /// Gradients whose copies on several devices are one: of one parameter, or of several that are neighbours everywhere.
@@ -140,7 +152,9 @@ impl<'a> Emission<'a> {
             }
         }
         let tied = context.ties.iter().any(|tie| tie.members.iter().any(|member| member.device == device));
-        let collective = (tied || context.norm.is_some()).then(|| {
+        let shares = |broadcast: &Broadcast| broadcast.members.iter().any(|&(member, ..)| member == device);
+        let shares = context.broadcasts.iter().any(shares);
+        let collective = (tied || shares || context.norm.is_some()).then(|| {
             kinds.push(QueueKind::Collective);
             Local(kinds.len() - 1)
         });
@@ -382,12 +396,32 @@ impl<'a> Emission<'a> {
         self.run(clip.id, &clip.function, None, Work::Step(StepWork::Clip));
     }
 
-    /// The optimizer.
+    /// The optimizer: every stage updates what is its share, and broadcasts it where other copies have the rest.
     fn update(&mut self) {
+        let updates = &self.context.functions.update;
+        let mut updated: BTreeMap<StageId, Position> = BTreeMap::new();
         for &stage in &self.context.plan.devices[self.device] {
-            if let Some(update) = &self.context.functions.update[self.context.stages.shape[stage]] {
-                self.run(update.id, &update.function, Some(stage), Work::Stage(StepWork::Update, stage));
+            if let Some(update) = &updates[stage] {
+                let position =
+                    self.run(update.id, &update.function, Some(stage), Work::Stage(StepWork::Update, stage));
+                updated.insert(stage, position);
             }
+        }
+        let Some(collective) = self.collective else { return };
+        for broadcast in self.context.broadcasts {
+            let Some(&(_, stage, view)) =
+                broadcast.members.iter().find(|&&(member, ..)| member == self.device)
+            else {
+                continue;
+            };
+            // Weights may change when the last pass has read them.
+            let is_first = broadcast.members.first().is_some_and(|&(_, first, _)| first == stage);
+            let after = if is_first { updated.get(&stage).copied() } else { self.passes.last().copied() };
+            if let Some(position) = after {
+                self.queues.wait(collective, COMPUTE, position);
+            }
+            let work = Work::Step(StepWork::Update);
+            self.queues.push(collective, Instruction::Reduce { group: broadcast.group, view, work });
         }
     }
 
@@ -403,8 +437,8 @@ impl<'a> Emission<'a> {
         let view = |region: &Region| match region {
             Region::Weights => stage.map(|stage| stage.weights),
             Region::Gradients => stage.map(|stage| stage.gradients),
-            Region::Moment => stage.map(|stage| stage.moment),
-            Region::Variance => stage.map(|stage| stage.variance),
+            Region::Moment => stage.and_then(|stage| stage.moment),
+            Region::Variance => stage.and_then(|stage| stage.variance),
             Region::Master => stage.and_then(|stage| stage.master),
             Region::Squares => self.fixed.squares,
             Region::Norm => self.fixed.norm,

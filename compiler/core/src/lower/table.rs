@@ -1,10 +1,11 @@
 //! The functions of a program.
 
 use super::functions::{SliceFunctions, StageFunction, clip_function, norm_function, update_function};
+use super::shards::Shard;
 use super::stages::{Stages, borrowed, first_use};
 use crate::plan::Plan;
 use crate::spec::Train;
-use pipec_program::id::{Id, IdVec};
+use pipec_program::id::IdVec;
 use pipec_program::{Function, FunctionId, Slice, StageId};
 
 /// The functions of a program and who calls them.
@@ -16,8 +17,8 @@ pub(super) struct FunctionTable {
     pub(super) norm: IdVec<StageId, Option<Call>>,
     /// The factor of clipping.
     pub(super) clip: Option<Call>,
-    /// The optimizer of each shape of stage.
-    pub(super) update: Vec<Option<Call>>,
+    /// The optimizer of each stage.
+    pub(super) update: IdVec<StageId, Option<Call>>,
 }
 
 /// The functions of a stage over a slice, as far as there are.
@@ -31,6 +32,7 @@ pub(super) struct PassIds {
 }
 
 /// A function in the table with the meaning of its regions.
+#[derive(Clone)]
 pub(super) struct Call {
     pub(super) id: FunctionId,
     pub(super) function: StageFunction,
@@ -38,7 +40,13 @@ pub(super) struct Call {
 
 impl FunctionTable {
     /// Passes by shape and slice, then norms by stage, clipping, and updates by shape.
-    pub(super) fn new(train: &Train, plan: &Plan, stages: &Stages, parameters: usize) -> Self {
+    pub(super) fn new(
+        train: &Train,
+        plan: &Plan,
+        stages: &Stages,
+        shards: &IdVec<StageId, Shard>,
+        parameters: usize,
+    ) -> Self {
         let mut table = IdVec::new();
         let mut call = |function: StageFunction| Call { id: table.push(function.function.clone()), function };
         let mut id = |function: &StageFunction| call(function.clone()).id;
@@ -62,14 +70,22 @@ impl FunctionTable {
         });
         let norm = norm.collect();
         let clip = train.clip_norm.map(|limit| call(clip_function("clip", parameters, limit)));
-        let update = stages.shapes.iter().enumerate().map(|(shape, functions)| {
-            let named =
-                stages.shape.iter().find(|&(_, &of)| of == shape).map_or(StageId::new(0), |(stage, _)| stage);
-            let borrowed = borrowed(stages, plan, named);
-            let mut functions = functions.clone();
+        // Stages of one shape that update the same have one function.
+        let mut known: Vec<(usize, Shard, Option<Call>)> = Vec::new();
+        let update = stages.shape.iter().map(|(stage, &shape)| {
+            let shard = &shards[stage];
+            let same = known.iter().find(|(of, other, _)| *of == shape && other == shard);
+            if let Some((_, _, update)) = same {
+                return update.clone();
+            }
+            let borrowed = borrowed(stages, plan, stage);
+            let mut functions = shard.of(stages.of(stage));
             functions.parameters.retain(|place| !borrowed.contains(&place.parameter));
-            let name = format!("update_{named}");
-            update_function(&name, &functions, train.optimizer, train.clip_norm.is_some()).map(&mut call)
+            let name = format!("update_{stage}");
+            let function = update_function(&name, &functions, train.optimizer, train.clip_norm.is_some());
+            let update = function.map(&mut call);
+            known.push((shape, shard.clone(), update.clone()));
+            update
         });
         let update = update.collect();
         Self { table, passes, norm, clip, update }

@@ -45,6 +45,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             precision: DType::F32,
             clip_norm: Some(1.0),
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            optimizer_state: crate::spec::OptimizerState::Copied,
             learning_rate: LearningRate::Constant { rate: 1e-3 },
             steps: None,
             seed: 1,

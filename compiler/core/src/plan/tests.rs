@@ -53,6 +53,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             precision: DType::F32,
             clip_norm: None,
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
+            optimizer_state: crate::spec::OptimizerState::Copied,
             learning_rate: LearningRate::Constant { rate: 1e-3 },
             steps: None,
             seed: 1,

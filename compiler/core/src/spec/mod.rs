@@ -386,6 +386,8 @@ pub struct Train {
     pub clip_norm: Option<f64>,
     /// The optimizer.
     pub optimizer: Optimizer,
+    /// Where its state is.
+    pub optimizer_state: OptimizerState,
     /// The learning rate over the steps.
     pub learning_rate: LearningRate,
     /// Steps of a whole run.
@@ -410,6 +412,16 @@ pub enum Optimizer {
         /// Decay of the weights per unit of learning rate.
         weight_decay: f64,
     },
+}
+
+/// Where the optimizer state of a parameter with several copies is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OptimizerState {
+    /// With every copy, which all take the same step.
+    Copied,
+    /// With one copy, which takes the step and hands its weight to the others: the copies share the parameters of a stage
+    /// (Rajbhandari et al. 2020, ZeRO stage 1).
+    Sharded,
 }
 
 /// How a model runs on a cluster.

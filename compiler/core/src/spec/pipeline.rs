@@ -161,6 +161,14 @@ pub(super) fn pipeline(
     check_sliceable(wished, schedule, model, operations, report);
     let micro_batches = micro_batches(wished, train, report)?;
     let balance = wished.schedule.balance;
+    let copies = u64::from(schedule.placement().copies()) * u64::from(wished.replicas);
+    if let Some(place) = train.sharded.filter(|_| copies < 2) {
+        report.push(
+            Diagnostic::error(place.source, Code::NoEffect, "one copy of the pipeline leaves nothing to share")
+                .at(place.span, "")
+                .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
+        );
+    }
     let replicas = wished.replicas;
     let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, balance };
     (report.errors() == errors).then_some(pipeline)

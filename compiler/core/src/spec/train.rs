@@ -3,7 +3,7 @@
 use super::constant::{Constant, Environment, Kind, Settings, settings, wrong_kind};
 use super::report::Report;
 use super::settings::Block;
-use super::{Optimizer, Origin, Train};
+use super::{Optimizer, OptimizerState, Origin, Train};
 use pipe_grammar::ast;
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use pipec_program::{DType, Data, LearningRate, TokenWidth, Tokenizer};
@@ -17,6 +17,8 @@ pub(super) struct Resolved {
     pub(super) precision: Origin,
     /// `formula` without a number of ids: that of the model.
     pub(super) formula_of_model: bool,
+    /// Where it says that the optimizer is sharded, if it is.
+    pub(super) sharded: Option<Origin>,
 }
 
 const KEYS: &[&str] =
@@ -58,7 +60,7 @@ pub(super) fn train(source: SourceId, declaration: &ast::Train, report: &mut Rep
     };
     let formula_of_model = matches!(data, Some(Some((Data::Formula { vocab: 0 }, _))));
     let micro_batch = divides(&block, global_batch, micro_batch, report);
-    let (optimizer, learning_rate) = optimizer?;
+    let (optimizer, learning_rate, sharded) = optimizer?;
     let (data, ids) = match data? {
         Some((data, ids)) => (Some(data), ids),
         None => (None, None),
@@ -71,6 +73,10 @@ pub(super) fn train(source: SourceId, declaration: &ast::Train, report: &mut Rep
             precision: precision?,
             clip_norm: clip_norm?,
             optimizer,
+            optimizer_state: match sharded {
+                Some(_) => OptimizerState::Sharded,
+                None => OptimizerState::Copied,
+            },
             learning_rate,
             steps: steps?,
             seed: seed?,
@@ -80,6 +86,7 @@ pub(super) fn train(source: SourceId, declaration: &ast::Train, report: &mut Rep
         micro_batch: block.origin("micro_batch"),
         precision: block.origin("precision"),
         formula_of_model,
+        sharded,
     })
 }
 
@@ -179,11 +186,12 @@ fn clip_norm(block: &Block<'_>, report: &mut Report) -> Option<Option<f64>> {
     value.as_real("above 0", |norm| norm > 0.0, &Environment::new(), report).map(Some)
 }
 
+/// The optimizer, its rate, and where it says that its state is sharded.
 fn optimizer_of(
     value: &Constant,
     steps: Option<u64>,
     report: &mut Report,
-) -> Option<(Optimizer, LearningRate)> {
+) -> Option<(Optimizer, LearningRate, Option<Origin>)> {
     let origin = value.origin;
     let (name, settings) = match &value.kind {
         Kind::Record(name, _, settings) => (name, settings.clone()),
@@ -209,7 +217,7 @@ fn optimizer_of(
         report.push(error.at(origin.span, "").help("write `adamw { lr: 3e-4 }`"));
         return None;
     }
-    let keys = ["lr", "betas", "eps", "weight_decay"];
+    let keys = ["lr", "betas", "eps", "weight_decay", "sharded"];
     let unavailable = ["amsgrad", "fused", "maximize"];
     let block = Block::new("`adamw`", &settings, &keys, &unavailable, report);
     let rate = block.require("lr", "3e-4", report);
@@ -221,7 +229,16 @@ fn optimizer_of(
     };
     let (eps, weight_decay) = (real("eps", 1e-8, "from 0 on"), real("weight_decay", 0.0, "from 0 on"));
     let (beta1, beta2) = betas?;
-    Some((Optimizer::AdamW { beta1, beta2, eps: eps?, weight_decay: weight_decay? }, rate?))
+    let sharded = match block.get("sharded") {
+        None => Some(None),
+        Some(Constant { kind: Kind::Word(word), .. }) if word == "false" => Some(None),
+        Some(Constant { kind: Kind::Word(word), .. }) if word == "true" => Some(Some(block.origin("sharded"))),
+        Some(value) => {
+            wrong_kind(value, "`true` or `false`", report);
+            None
+        }
+    };
+    Some((Optimizer::AdamW { beta1, beta2, eps: eps?, weight_decay: weight_decay? }, rate?, sharded?))
 }
 
 fn betas(block: &Block<'_>, report: &mut Report) -> Option<(f64, f64)> {

@@ -4,6 +4,7 @@ use super::{Cost, Profile, ProfileError, function};
 use crate::function::{Body, Function};
 use crate::id::{ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, LinkId};
 use crate::program::{Device, Instruction, Pass, Program, Work};
+use crate::program::{Group, Shared};
 use crate::tensor::DType;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
 use std::collections::BTreeSet;
@@ -88,7 +89,7 @@ impl Costs {
             reductions: program
                 .groups
                 .values()
-                .map(|group| ring(Wire::new(program, &group.route), group.members.len(), group.ty.bytes()))
+                .map(|group| shared(group, Wire::new(program, &group.route)))
                 .collect(),
             upload: program.devices.values().map(|device| Wire::new(program, &device.upload)).collect(),
             download: program.devices.values().map(|device| Wire::new(program, &device.download)).collect(),
@@ -158,7 +159,7 @@ impl Costs {
             let members = group.members.len();
             costs.reductions[id] = hop
                 .map(|hop| Wire { latency: hop.latency * members as u64, ..hop })
-                .map(|wire| ring(wire, members, group.ty.bytes()))
+                .map(|wire| shared(group, wire))
                 .unwrap_or_default();
         }
         error.devices.extend(unknown);
@@ -261,7 +262,18 @@ impl Costs {
     }
 }
 
-/// The time of a ring reduction over a wire that goes once round all members.
+/// The time in which a group meets, over a wire that goes once round all members.
+fn shared(group: &Group, wire: Wire) -> Nanos {
+    let (members, bytes) = (group.members.len(), group.ty.bytes());
+    match group.result {
+        Shared::Sum => ring(wire, members, bytes),
+        // Passed on through the ring piece by piece.
+        Shared::Broadcast if members > 1 => wire.time(bytes),
+        Shared::Broadcast => Nanos::ZERO,
+    }
+}
+
+/// The time of a ring reduction.
 fn ring(wire: Wire, members: usize, bytes: Bytes) -> Nanos {
     let members = members as u64;
     if members < 2 {

@@ -8,6 +8,7 @@ use crate::id::{
 use crate::kernel::{
     AttentionShape, BinaryOp, Kernel, Mask, Node, Op, Output, Pairing, Part, RopeScaling, Seed, UnaryOp,
 };
+use crate::program::Shared;
 use crate::program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
     LearningRate, Link, Parameter, Pass, Placed, Program, Queue, QueueKind, Reading, ReadingKind, Space,
@@ -312,11 +313,11 @@ fn parameter() -> impl Strategy<Value = Parameter> {
         real().prop_map(|std| Init::Normal { std }),
     ];
     let stages = vec((0u32..9).prop_map(StageId), 0..3);
-    let copy = (view(), view(), view(), view(), option::of(view()), stages).prop_map(
-        |(weight, gradient, first, second, master, stages)| Placed {
+    let copy = (view(), view(), option::of((view(), view())), option::of(view()), stages).prop_map(
+        |(weight, gradient, moments, master, stages)| Placed {
             weight,
             gradient,
-            moments: [first, second],
+            moments: moments.map(|(first, second)| [first, second]),
             master,
             stages,
         },
@@ -342,11 +343,8 @@ fn channel() -> impl Strategy<Value = Channel> {
 }
 
 fn group() -> impl Strategy<Value = Group> {
-    (vec((0u32..9).prop_map(DeviceId), 0..3), tensor(), links()).prop_map(|(members, ty, route)| Group {
-        members,
-        ty,
-        route,
-    })
+    (select(&Shared::ALL[..]), vec((0u32..9).prop_map(DeviceId), 0..3), tensor(), links())
+        .prop_map(|(result, members, ty, route)| Group { result, members, ty, route })
 }
 
 fn queue() -> impl Strategy<Value = Queue> {

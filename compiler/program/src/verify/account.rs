@@ -190,6 +190,54 @@ impl<'g, 'a> Accounts<'g, 'a> {
         }
     }
 
+    /// Checks that a broadcast takes weights that were updated to the same parameters on the other members, which have no
+    /// optimizer state, and notes that these are updated.
+    pub(super) fn broadcast(&mut self, views: &[(Entity, View)], first: DeviceId, report: &mut Report) {
+        let contents = |accounts: &Self, view: View| -> Vec<(Bytes, usize)> {
+            let end = (view.offset + view.bytes).0;
+            let copies = accounts.gradients.copies_in(view.buffer, view.offset.0, end);
+            let inside = copies.filter(|&index| {
+                let weight = accounts.gradients.copies[index].placed.weight;
+                weight.offset >= view.offset && (weight.offset + weight.bytes).0 <= end
+            });
+            inside
+                .map(|index| (accounts.gradients.copies[index].placed.weight.offset - view.offset, index))
+                .collect()
+        };
+        let of_first = |&&(_, view): &&(Entity, View)| lies_on(self.gradients, view, first);
+        let Some(&(_, from)) = views.iter().find(of_first) else { return };
+        let sources = contents(self, from);
+        self.steps += sources.len() * views.len();
+        let parameters = |accounts: &Self, contents: &[(Bytes, usize)]| -> Vec<(Bytes, ParameterId)> {
+            contents.iter().map(|&(at, index)| (at, accounts.gradients.copies[index].parameter)).collect()
+        };
+        let wanted = parameters(self, &sources);
+        for &(place, view) in views {
+            if lies_on(self.gradients, view, first) {
+                if let Some(&(_, index)) = sources.iter().find(|&&(_, index)| self.updated[index] != 1) {
+                    let parameter = self.gradients.copies[index].parameter;
+                    report.add(place, Rule::Update, format!("broadcasts {parameter} before its update"));
+                }
+                continue;
+            }
+            let targets = contents(self, view);
+            if parameters(self, &targets) != wanted || targets.is_empty() {
+                let message = format!("takes other parameters in {} than in {}", view.buffer, from.buffer);
+                report.add(place, Rule::Update, message);
+                continue;
+            }
+            for (_, index) in targets {
+                let row = self.gradients.copies[index];
+                self.updated[index] += 1;
+                if row.placed.moments.is_some() || row.placed.master.is_some() {
+                    let message =
+                        format!("takes the weight of {} beside its own optimizer state", row.parameter);
+                    report.add_related(place, Rule::Update, message, vec![row.place()]);
+                }
+            }
+        }
+    }
+
     /// Notes which copies a call updates, and checks that it takes gradient and moments of the same copies.
     fn update(
         &mut self,
@@ -228,9 +276,9 @@ impl<'g, 'a> Accounts<'g, 'a> {
                     continue;
                 }
                 self.updated[index] += 1;
-                let [first, second] = row.placed.moments;
+                let moments = row.placed.moments.is_some_and(|moments| moments.into_iter().all(&touched));
                 let master = row.placed.master.is_none_or(&touched);
-                if !touched(first) || !touched(second) || !master {
+                if !moments || !master {
                     let message = format!("updates {} without all of its optimizer state", row.parameter);
                     report.add(place, Rule::Update, message);
                 }
@@ -280,7 +328,11 @@ impl<'g, 'a> Accounts<'g, 'a> {
                 continue;
             }
             let element = (view.offset - weight.offset).0 / weight.size.max(1);
-            let [m, v] = row.placed.moments;
+            let Some([m, v]) = row.placed.moments else {
+                let message = format!("updates {}, which takes its weight from another copy", row.place());
+                report.add(place, Rule::Update, message);
+                continue;
+            };
             let wanted = [
                 ("gradient", Some(row.placed.gradient), gradient),
                 ("first moment", Some(m), outputs.get(1).copied().flatten()),
@@ -359,6 +411,11 @@ impl<'g, 'a> Accounts<'g, 'a> {
         }
         self.exhausted
     }
+}
+
+/// Whether a view lies on a device.
+fn lies_on(gradients: &Gradients<'_>, view: View, device: DeviceId) -> bool {
+    gradients.program.buffers[view.buffer].device == device
 }
 
 /// Whether one of some ascending intervals contains a range.

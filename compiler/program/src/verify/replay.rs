@@ -12,6 +12,7 @@ use super::unit::{self, Units};
 use super::{Report, Rule};
 use crate::entity::Entity;
 use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, ParamId, QueueId};
+use crate::program::Shared;
 use crate::program::{
     Category, Feed, FeedKind, Instruction, Pass, Position, Program, ReadingKind, StepWork, Unit, View, Work,
 };
@@ -331,7 +332,7 @@ impl Replay<'_, '_, '_> {
         let mut queues = std::mem::take(&mut self.groups[group]);
         queues.sort_unstable();
         let mut views = Vec::with_capacity(queues.len());
-        let (mut is_tie, mut is_norm) = (false, false);
+        let (mut is_tie, mut is_norm, mut is_update) = (false, false, false);
         for &member in &queues {
             if let Some(Instruction::Reduce { view, work, .. }) =
                 self.program.queues[member].instructions.get(self.at[member] as usize)
@@ -339,10 +340,20 @@ impl Replay<'_, '_, '_> {
                 views.push((Entity::Instruction(member, self.at[member]), *view));
                 is_tie |= matches!(work, Work::Stage(StepWork::Tie, _) | Work::Step(StepWork::Tie));
                 is_norm |= matches!(work, Work::Stage(StepWork::Norm, _) | Work::Step(StepWork::Norm));
+                is_update |= matches!(work, Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update));
             }
         }
         if is_tie {
             self.accounts.meeting(&views, self.report);
+        }
+        let broadcast = self.program.groups[group].result == Shared::Broadcast;
+        if is_update != broadcast
+            && let Some(&(place, _)) = views.first()
+        {
+            self.report.add(place, Rule::Update, "weights are broadcast for an update, and nothing else is");
+        } else if is_update {
+            let first = self.program.groups[group].members[0];
+            self.accounts.broadcast(&views, first, self.report);
         }
         if is_norm {
             squares_meet(&views, &self.memory, self.report);
@@ -400,6 +411,10 @@ impl Replay<'_, '_, '_> {
         let is_update = matches!(
             instruction,
             Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
+                | Instruction::Reduce {
+                    work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update),
+                    ..
+                }
         );
         let adds = matches!(pass, Some((Pass::B | Pass::W | Pass::BW, _)));
         let actor = Actor {

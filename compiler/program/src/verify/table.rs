@@ -5,6 +5,7 @@ use super::{Report, Rule};
 use crate::entity::Entity;
 use crate::function::Body;
 use crate::id::{DeviceId, Id, IdVec, ParamId, ScalarId};
+use crate::program::Shared;
 use crate::program::{
     Category, Data, FeedKind, LearningRate, Placed, Program, ReadingKind, Space, StepInput, View,
 };
@@ -264,15 +265,16 @@ impl Tables<'_> {
     fn copy(&mut self, place: Entity, copy: &Placed, ty: &crate::TensorType, ranges: &mut Vec<StateRange>) {
         let elements = ty.shape.elements();
         let single = DType::F32.bytes() * elements;
-        let Placed { weight, gradient, moments: [first, second], master, stages } = copy;
+        let Placed { weight, gradient, moments, master, stages } = copy;
         // The moments of an f64 weight are f32 or f64.
-        let wide = ty.dtype == DType::F64 && first.bytes == ty.bytes();
+        let [first, second] = moments.map_or([None; 2], |moments| moments.map(Some));
+        let wide = ty.dtype == DType::F64 && first.is_some_and(|first| first.bytes == ty.bytes());
         let moment = if wide { ty.bytes() } else { single };
         let device = self.program.buffers.get(weight.buffer).map(|buffer| buffer.device);
         let state = [
             ("weight", Some(*weight), ty.bytes(), Category::Weights),
-            ("first moment", Some(*first), moment, Category::Optimizer),
-            ("second moment", Some(*second), moment, Category::Optimizer),
+            ("first moment", first, moment, Category::Optimizer),
+            ("second moment", second, moment, Category::Optimizer),
             ("master", *master, single, Category::Optimizer),
         ];
         for (what, view, bytes, category) in state {
@@ -341,8 +343,9 @@ impl Tables<'_> {
                     self.wrong(place, format!("{member} is a member twice"));
                 }
             }
-            if group.ty.bytes() == Bytes::ZERO || group.ty.dtype == DType::U32 {
-                self.wrong(place, format!("{} cannot be summed", group.ty));
+            let summed = group.result == Shared::Sum;
+            if group.ty.bytes() == Bytes::ZERO || (summed && group.ty.dtype == DType::U32) {
+                self.wrong(place, format!("{} cannot be shared", group.ty));
             }
             self.route(place, &group.route);
         }

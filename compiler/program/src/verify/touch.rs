@@ -7,6 +7,7 @@
 use super::function::{Interval, Summaries, Summary};
 use crate::entity::Entity;
 use crate::id::{ChannelId, DeviceId, FunctionId, Id, IdVec, ParamId, QueueId};
+use crate::program::Shared;
 use crate::program::{Category, Instruction, Position, Program, Space, View};
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -122,7 +123,16 @@ impl Touches {
                         add(Role::Read, *from);
                         add(Role::Write, *to);
                     }
-                    Instruction::Reduce { view, .. } => add(Role::Update, *view),
+                    Instruction::Reduce { group, view, .. } => {
+                        let group = program.groups.get(*group);
+                        let first = group.and_then(|group| group.members.first()) == Some(&program.queues[queue].device);
+                        let role = match group.map(|group| group.result) {
+                            Some(Shared::Broadcast) if first => Role::Read,
+                            Some(Shared::Broadcast) => Role::Write,
+                            Some(Shared::Sum) | None => Role::Update,
+                        };
+                        add(role, *view);
+                    }
                     Instruction::Wait { .. } => {}
                 }
                 if u32::try_from(touches.uses.len()).is_err() {

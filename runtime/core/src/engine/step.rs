@@ -13,7 +13,7 @@ use crate::splitmix;
 use pipec_program::id::Id;
 use pipec_program::{
     Argument, Bytes, ChannelId, DeviceId, Event, FunctionId, GroupId, Instruction, Nanos, Position, Program,
-    QueueId, QueueKind, Space, StepInput, View, Work,
+    QueueId, QueueKind, Shared, Space, StepInput, View, Work,
 };
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -342,7 +342,8 @@ impl<'a> Driver<'a> {
         Ok(Attempt::Finished)
     }
 
-    /// The members meet; the first adds the tensors of the others to its own, in order, and the others copy the sum.
+    /// The members meet; for a sum the first adds the tensors of the others to its own, in order; then the others copy
+    /// what it has.
     fn reduce(&mut self, index: usize, group: GroupId, view: View) -> Result<Attempt, DeviceError> {
         let exchange = self.step.exchange;
         let of = &self.step.program.groups[group];
@@ -366,7 +367,11 @@ impl<'a> Driver<'a> {
         if let Stage::Arrived = self.heads[index].stage {
             let Some(places) = exchange.gathered(group) else { return Ok(Attempt::Blocked) };
             self.begin(index);
-            for place in places.into_iter().skip(1) {
+            let added = match of.result {
+                Shared::Sum => places.len(),
+                Shared::Broadcast => 0,
+            };
+            for place in places.into_iter().take(added).skip(1) {
                 self.worker.device.add(of.ty.dtype, place.region(self.step.arenas)?, own)?;
             }
             exchange.summed(group);

@@ -4,6 +4,7 @@ use super::cursor::{BYTES_PER_SECOND, Cursor, FLOPS_PER_SECOND, Parsed, TIME};
 use super::{Parser, shortened};
 use crate::id::Id;
 use crate::id::{IdVec, Slice};
+use crate::program::Shared;
 use crate::program::{
     Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, LearningRate, Link,
     Parameter, Placed, Reading, ReadingKind, Space, TokenWidth, Tokenizer, Training,
@@ -208,13 +209,14 @@ fn channel(c: &mut Cursor<'_>) -> Parsed<Channel> {
 }
 
 fn group(c: &mut Cursor<'_>) -> Parsed<Group> {
+    let result = c.choice("what a group shares", &Shared::ALL, |result| result.name())?;
     let members = c.list(|c| c.id(b'd', "a device"))?;
     let ty = c.tensor()?;
     c.expect("{")?;
     key(c, true, "route")?;
     let route = c.list(|c| c.id(b'l', "a link"))?;
     c.expect("}")?;
-    Ok(Group { members, ty, route })
+    Ok(Group { result, members, ty, route })
 }
 
 impl Parser {
@@ -261,15 +263,18 @@ impl Parser {
         let weight = self.view(c)?;
         c.expect_word("gradient")?;
         let gradient = self.view(c)?;
-        c.expect_word("moments")?;
-        let first = self.view(c)?;
-        c.expect(",")?;
-        let second = self.view(c)?;
+        let moments = if c.eat_word("moments") {
+            let first = self.view(c)?;
+            c.expect(",")?;
+            Some([first, self.view(c)?])
+        } else {
+            None
+        };
         let master = if c.eat_word("master") { Some(self.view(c)?) } else { None };
         c.expect_word("stages")?;
         let stages = c.list(|c| c.id(b'g', "a stage"))?;
         if let Some((_, parameter)) = self.program.parameters.iter_mut().next_back() {
-            parameter.copies.push(Placed { weight, gradient, moments: [first, second], master, stages });
+            parameter.copies.push(Placed { weight, gradient, moments, master, stages });
         }
         if let Some((_, lines)) = self.lines.parameters.iter_mut().next_back() {
             lines.copies.push(self.number);

@@ -208,9 +208,12 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
     }
     blank(w, program.groups.is_empty());
     for (id, group) in program.groups.iter() {
-        w.put("group r").number(id.0).put(" ").list(&group.members, |w, device| {
-            w.put("d").number(device.0);
-        });
+        w.put("group r").number(id.0).put(" ").put(group.result.name()).put(" ").list(
+            &group.members,
+            |w, device| {
+                w.put("d").number(device.0);
+            },
+        );
         w.put(" ").tensor(&group.ty).put(" { route ");
         w.list(&group.route, |w, link| {
             w.put("l").number(link.0);
@@ -231,15 +234,17 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
 }
 
 fn print_copy(w: &mut Writer, copy: &Placed, buffers: &IdVec<BufferId, Buffer>) {
-    let Placed { weight, gradient, moments: [first, second], master, stages } = copy;
+    let Placed { weight, gradient, moments, master, stages } = copy;
     w.put("    copy ");
     print_view(w, *weight, buffers);
     w.put(" gradient ");
     print_view(w, *gradient, buffers);
-    w.put(" moments ");
-    print_view(w, *first, buffers);
-    w.put(", ");
-    print_view(w, *second, buffers);
+    if let Some([first, second]) = moments {
+        w.put(" moments ");
+        print_view(w, *first, buffers);
+        w.put(", ");
+        print_view(w, *second, buffers);
+    }
     if let Some(master) = master {
         w.put(" master ");
         print_view(w, *master, buffers);

@@ -139,7 +139,7 @@ pub(super) fn outcome(program: &Program) -> Vec<u64> {
         parameter
             .copies
             .iter()
-            .flat_map(|copy| [Some(copy.weight), Some(copy.moments[0]), Some(copy.moments[1]), copy.master])
+            .flat_map(|copy| [Some(copy.weight), copy.moments.map(|moments| moments[0]), copy.moments.map(|moments| moments[1]), copy.master])
     });
     let state: Vec<View> = state.flatten().collect();
     for (number, &view) in state.iter().enumerate() {
