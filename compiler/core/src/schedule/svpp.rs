@@ -4,7 +4,7 @@
 //! `(v - 1) g s + s - 1 + b (p - 1 - r)` forward passes. With bias b = 1 the first device keeps
 //! `f = (v - 1) g s + s - 1 + p` units, which is `v max(p, s) + min(p, s) - 1` where one of p and s divides the other; the
 //! bubble is `(p - 1) / (p - 1 + n s v)`. With fewer units alive, down to the `v s` of one micro-batch, forward passes wait
-//! for backward passes: each unit of memory costs one unit of idle time per round, between `g v s` and f.
+//! for backward passes: each unit of memory costs at most one unit of idle time per round, between `g v s` and f.
 //!
 //! Split weight gradients wait in a queue of each device and run where it would wait for a message, or where memory would
 //! hold back a forward pass. Units that wait there count as alive.
@@ -65,14 +65,21 @@ pub(super) fn order(problem: &Problem, options: Svpp) -> Result<Schedule, Refusa
     if let Some(shortage) = limit.shortage(problem) {
         return Err(shortage);
     }
-    let rules = Rules {
-        backward: backward(options.weight_grads),
-        first: First::Rounds(group(problem, options)),
-        weights: Weights::Fill,
-        alternate: true,
-        limit: Some(&limit),
-    };
-    list(problem, rules).map(|listed| listed.schedule).ok_or(Refusal::InFlight { least, found: 0 })
+    // Where less than a whole round fits, smaller rounds may be faster.
+    let full = group(problem, options);
+    let groups = if options.group.is_some() { vec![full] } else { vec![full, full.div_ceil(2), 1] };
+    let listed = groups.into_iter().filter_map(|group| {
+        let rules = Rules {
+            backward: backward(options.weight_grads),
+            first: First::Rounds(group),
+            weights: Weights::Fill,
+            alternate: true,
+            limit: Some(&limit),
+        };
+        list(problem, rules)
+    });
+    let fastest = listed.min_by_key(|listed| listed.makespan);
+    fastest.map(|listed| listed.schedule).ok_or(Refusal::InFlight { least, found: 0 })
 }
 
 /// The order at full speed.

@@ -59,41 +59,69 @@ const NOTHING: Cost = Cost {
     checkpoint: 0,
 };
 
+/// How many of the coarser problems are searched to the full.
+const FULL_SEARCHES: usize = 3;
+
 /// The fastest order found for a problem in a loop or any coarser one: with fewer stages per device, fewer slices, and
-/// stages forth and back. Ties go to fewer slices, then fewer stages, then loops.
+/// stages forth and back. All are tried with the least effort, then the best of them with the effort that is asked for. Ties
+/// go to fewer slices, then fewer stages, then loops.
 ///
 /// # Errors
 /// A device whose memory does not hold one micro-batch.
 pub fn explore(problem: &Problem, effort: Effort) -> Result<(Problem, Schedule), Refusal> {
-    // Finer pieces first: they are faster as a rule, and what cannot be as fast is then left out.
-    let divisors = |number: u32| (1..=number).rev().filter(move |divisor| number.is_multiple_of(*divisor));
-    let mut best: Option<(u64, Problem, Schedule)> = None;
-    let mut refusal = None;
+    let mut refusal = Refusal::NotALoop;
+    let mut tried: Vec<Ordered> = Vec::new();
+    for joined in variants(problem) {
+        match Ordered::new(joined, Effort::Least) {
+            Ok(ordered) => tried.push(ordered),
+            Err(found) => refusal = found,
+        }
+    }
+    // Stable: of equals, the coarser stays first.
+    tried.sort_by_key(|ordered| ordered.makespan);
+    let mut best: Option<Ordered> = None;
+    for (rank, ordered) in tried.into_iter().enumerate() {
+        let least = best.as_ref().map_or(u64::MAX, |best| best.makespan);
+        let searched =
+            if effort > Effort::Least && rank < FULL_SEARCHES && super::bound(&ordered.problem) < least {
+                Ordered::new(ordered.problem, effort)?
+            } else {
+                ordered
+            };
+        if searched.makespan < least {
+            best = Some(searched);
+        }
+    }
+    best.map(|best| (best.problem, best.schedule)).ok_or(refusal)
+}
+
+/// A problem with an order.
+struct Ordered {
+    problem: Problem,
+    schedule: Schedule,
+    makespan: u64,
+}
+
+impl Ordered {
+    fn new(problem: Problem, effort: Effort) -> Result<Self, Refusal> {
+        let schedule = super::super::order(Policy::Auto(effort), &problem)?;
+        let execution = super::execute(&problem, &schedule, |step| problem.duration(step));
+        let makespan = execution.map_or(u64::MAX, |execution| execution.makespan());
+        Ok(Self { problem, schedule, makespan })
+    }
+}
+
+/// The problem in all its coarser forms and its own, the coarsest first.
+fn variants(problem: &Problem) -> Vec<Problem> {
+    let divisors = |number: u32| (1..=number).filter(move |divisor| number.is_multiple_of(*divisor));
+    let mut variants = Vec::new();
     for slices in divisors(problem.slices()) {
         for chunks in divisors(problem.chunks()) {
-            for placement in [Placement::Zigzag, Placement::Loop] {
-                if placement == Placement::Zigzag && chunks == 1 {
-                    continue;
-                }
-                let Some(joined) = coarser(problem, placement, chunks, slices) else { continue };
-                if best.as_ref().is_some_and(|(least, ..)| super::bound(&joined) > *least) {
-                    continue;
-                }
-                match super::super::order(Policy::Auto(effort), &joined) {
-                    Ok(schedule) => {
-                        let time = super::execute(&joined, &schedule, |step| joined.duration(step)).ok();
-                        let makespan = time.map_or(u64::MAX, |time| time.makespan());
-                        if best.as_ref().is_none_or(|(least, ..)| makespan <= *least) {
-                            best = Some((makespan, joined, schedule));
-                        }
-                    }
-                    Err(found) => refusal = Some(found),
-                }
+            variants.extend(coarser(problem, Placement::Loop, chunks, slices));
+            if chunks > 1 {
+                variants.extend(coarser(problem, Placement::Zigzag, chunks, slices));
             }
         }
     }
-    match best {
-        Some((_, problem, schedule)) => Ok((problem, schedule)),
-        None => Err(refusal.unwrap_or(Refusal::NotALoop)),
-    }
+    variants
 }

@@ -125,7 +125,7 @@ fn svpp_with_fewer_units_alive() {
                     let (most_units, g) =
                         (full_speed_units(&problem, Svpp::FUSED), group(&problem, Svpp::FUSED));
                     for f in g * v * s..=most_units {
-                        let options = Svpp { in_flight: Some(f), ..Svpp::FUSED };
+                        let options = Svpp { in_flight: Some(f), group: Some(g), ..Svpp::FUSED };
                         let schedule = ordered(Policy::Svpp(options), &problem);
                         let idle = p - 1 + (rounds - 1) * (most_units - f);
                         assert_eq!(
@@ -134,6 +134,9 @@ fn svpp_with_fewer_units_alive() {
                             "p {p} v {v} s {s} n {n} f {f}"
                         );
                         assert!(most(&problem, &schedule) <= u64::from(f));
+                        // Smaller rounds are now and then faster.
+                        let any = ordered(Policy::Svpp(Svpp { group: None, ..options }), &problem);
+                        assert!(time(&problem, &any) <= time(&problem, &schedule));
                         cases += 1;
                     }
                 }

@@ -44,6 +44,40 @@ fn every_policy_orders_or_says_why_not() {
     assert!(ordered > 2000 && refused > 500, "{ordered} {refused}");
 }
 
+#[test]
+fn channels_hold_what_blocking_sends_need() {
+    let svpp = |bias, weight_grads| Policy::Svpp(Svpp { bias, weight_grads, ..Svpp::FUSED });
+    let (tight, loose) = (svpp(100, WeightGrads::Fused), svpp(200, WeightGrads::Fused));
+    // p = 8, n = 16: messages per pair of devices.
+    let figures = [
+        (Policy::GPipe, 1, 1, 0),
+        (Policy::OneFOneB, 1, 1, 1),
+        (Policy::ZbH1, 1, 1, 1),
+        (Policy::Seq1F1B, 1, 4, 1),
+        (Policy::Interleaved { group: None }, 2, 1, 1),
+        (tight, 2, 1, 4),
+        (tight, 2, 4, 5),
+        (tight, 2, 8, 5),
+        (tight, 2, 16, 13),
+        (loose, 2, 4, 1),
+    ];
+    for (policy, v, s, messages) in figures {
+        let problem = uniform(8, v, 16, s);
+        let schedule = ordered(policy, &problem);
+        assert_eq!(
+            capacity(&problem, &schedule, Channels::PerPair),
+            Some(messages),
+            "{policy:?} v {v} s {s}"
+        );
+    }
+    for policy in [Policy::ZbV, Policy::DualPipeV] {
+        let problem = zigzag(8, 2, 16);
+        let schedule = ordered(policy, &problem);
+        assert_eq!(capacity(&problem, &schedule, Channels::PerPair), None, "{policy:?}");
+        assert!(capacity(&problem, &schedule, Channels::PerStage) <= Some(1), "{policy:?}");
+    }
+}
+
 /// Micro-batches ascend in both directions on every stage.
 fn ascend(problem: &Problem, schedule: &Schedule) {
     for steps in schedule.devices.values() {
