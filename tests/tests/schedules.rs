@@ -1,7 +1,7 @@
 //! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
 
 use pipec_compiler::spec::{Cut, OptimizerState, Resolution, Schedule, Spec, WeightGrads};
-use pipec_tests::{Kind, compile, losses, replan, resolve};
+use pipec_tests::{Kind, losses, replan, resolve, resolve_text};
 
 /// The largest relative difference.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
@@ -13,48 +13,121 @@ fn svpp(virtual_stages: u32, slices: u32, weight_grads: WeightGrads) -> Schedule
     Schedule::Svpp { virtual_stages, slices, in_flight: None, bias: 100, weight_grads }
 }
 
+/// Schedules by the slices that they cut a sequence into.
+fn schedules(slices: u32) -> Vec<Schedule> {
+    if slices == 1 {
+        return vec![
+            Schedule::GPipe,
+            Schedule::OneFOneB,
+            Schedule::BreadthFirst { virtual_stages: 2 },
+            Schedule::ZbH1,
+            Schedule::ZbH2,
+            Schedule::ZbV,
+            Schedule::VHalf,
+            Schedule::VMin,
+            Schedule::DualPipeV,
+            Schedule::Hanayo { waves: 1 },
+        ];
+    }
+    let mut schedules = vec![
+        Schedule::TeraPipe { slices },
+        Schedule::Seq1F1B { virtual_stages: 1, slices },
+        Schedule::Seq1F1B { virtual_stages: 2, slices },
+    ];
+    for weight_grads in [WeightGrads::Fused, WeightGrads::Split, WeightGrads::PerGemm] {
+        schedules.extend([1, 2].map(|virtual_stages| svpp(virtual_stages, slices, weight_grads)));
+    }
+    schedules
+}
+
+/// All schedules with one copy of the weights give the same bits for the same slices, and the losses of whole sequences.
+///
+/// Two cuts of a sequence add up the same products in another order. A loss of a few units is a mean over all tokens of
+/// sums over the vocabulary, the hidden and the sequence dimension, of at most 128 terms each, so that its relative error
+/// stays below 3 * 128 * 2^-24 = 2.3e-5 a step, and by the square root law near 1e-6.
+fn schedules_agree(file: &str, devices: u32, steps: u64, slicings: &[(u32, u16)]) {
+    let Resolution { spec, origins, .. } = resolve(file);
+    let alone = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, steps);
+    for &(slices, balance) in slicings {
+        let mut bits: Option<Vec<f64>> = None;
+        for schedule in schedules(slices) {
+            let mut spec = replan(&spec, devices, schedule, Cut::Balanced);
+            spec.pipeline.balance = balance;
+            if spec.pipeline.stages as usize > spec.model.pieces.len() {
+                continue;
+            }
+            let what = format!("{file} on {devices}, {schedule:?}, balance {balance}");
+            let found = losses(&spec, &origins, Kind::Cpu, steps);
+            let apart = distance(&found, &alone);
+            assert!(apart < 1e-6, "{what}: {apart:e}");
+            assert_eq!(&found, bits.get_or_insert_with(|| found.clone()), "{what}");
+        }
+    }
+}
+
 #[test]
 fn every_schedule_agrees() {
+    schedules_agree("examples/reference/tiny_b.pipe", 2, 3, &[(1, 0), (2, 0), (4, 0), (4, 50), (3, 100)]);
+    schedules_agree("examples/reference/tiny_b.pipe", 4, 3, &[(1, 0), (2, 0), (4, 100)]);
+}
+
+#[test]
+fn every_schedule_agrees_on_forty_eight_layers() {
+    schedules_agree("examples/reference/tiny_48.pipe", 8, 1, &[(1, 0), (4, 0), (2, 100)]);
+}
+
+/// Two copies of the weights add up the gradients of their micro-batches apart.
+#[test]
+fn schedules_in_two_directions_agree() {
     let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_b.pipe");
     let alone = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 3);
-    let mut schedules = vec![
-        Schedule::BreadthFirst { virtual_stages: 2 },
-        Schedule::ZbH1,
-        Schedule::ZbH2,
-        Schedule::ZbV,
-        Schedule::VHalf,
-        Schedule::VMin,
-        Schedule::DualPipe,
-        Schedule::DualPipeV,
-        Schedule::Chimera,
-        Schedule::Hanayo { waves: 1 },
-    ];
-    for slices in [2, 4] {
-        schedules.extend([
-            Schedule::TeraPipe { slices },
-            Schedule::Seq1F1B { virtual_stages: 1, slices },
-            Schedule::Seq1F1B { virtual_stages: 2, slices },
-            Schedule::SlimPipe { virtual_stages: 1, slices },
-        ]);
-        for weight_grads in [WeightGrads::Fused, WeightGrads::Split, WeightGrads::PerGemm] {
-            schedules.extend([1, 2].map(|virtual_stages| svpp(virtual_stages, slices, weight_grads)));
+    for (devices, schedule) in
+        [2, 4].into_iter().flat_map(|p| [(p, Schedule::DualPipe), (p, Schedule::Chimera)])
+    {
+        let spec = replan(&spec, devices, schedule, Cut::Balanced);
+        let apart = distance(&losses(&spec, &origins, Kind::Cpu, 3), &alone);
+        assert!(apart < 1e-6, "{schedule:?} on {devices}: {apart:e}");
+    }
+}
+
+/// Windows bound the prefix that a slice reads; dropout draws the same numbers slice by slice; learned positions go on.
+#[test]
+fn slices_of_every_op_agree() {
+    let model = |mask: &str| {
+        format!(
+            "use std::clusters::local
+            model small {{
+                tokens = input(token, [seq])
+                targets = input(token, [seq])
+                x = dropout(positions(embedding(tokens, vocab: 32, dim: 16), 24), p: 0.1)
+                repeat 3 {{
+                    h = layer_norm(x)
+                    q = heads(linear(h, 16, bias: true), 4)
+                    k = heads(linear(h, 8), 2)
+                    v = heads(linear(h, 8), 2)
+                    x = x + dropout(linear(merge(attention(q, k, v, mask: {mask})), 16), p: 0.2)
+                    x = x + linear(gelu(linear(layer_norm(x), 32, bias: true)), 16)
+                }}
+                loss = cross_entropy(linear(x, 32), targets)
+            }}
+            train {{
+                seq: 24, global_batch: 8, micro_batch: 2, precision: f32
+                optimizer: adamw {{ lr: 1e-2 }}
+                data: formula
+            }}
+            pipeline {{ model: small, cluster: local {{ devices: 2 }}, schedule: svpp {{ slices: 4 }} }}"
+        )
+    };
+    for mask in ["causal", "window(3)", "window(9)"] {
+        let Resolution { spec, origins, .. } = resolve_text(&model(mask));
+        let alone = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 4);
+        for (slices, balance) in [(2, 0), (4, 0), (6, 30)] {
+            let mut spec = replan(&spec, 2, svpp(1, slices, WeightGrads::Split), Cut::Balanced);
+            spec.pipeline.balance = balance;
+            let apart = distance(&losses(&spec, &origins, Kind::Cpu, 4), &alone);
+            assert!(apart < 1e-6, "{mask}, {slices} slices, balance {balance}: {apart:e}");
         }
     }
-    let mut failures = Vec::new();
-    for schedule in schedules {
-        let spec = replan(&spec, 2, schedule, Cut::Balanced);
-        if let Err(error) = compile(&spec, &origins) {
-            failures.push(format!("{schedule:?}: {error}"));
-            continue;
-        }
-        let found = losses(&spec, &origins, Kind::Cpu, 3);
-        let apart = distance(&found, &alone);
-        println!("{schedule:?}: {apart:e}");
-        if apart > 1e-6 {
-            failures.push(format!("{schedule:?}: {apart:e}"));
-        }
-    }
-    assert!(failures.is_empty(), "{}", failures.join("\n"));
 }
 
 /// The same plan for several replicas.

@@ -5,8 +5,8 @@ use pipec_program::{
     Access, Argument, Batch, Body, Buffer, Bytes, BytesPerSecond, Category, Channel, ChannelId, DType, Data,
     Device, DeviceId, Feed, FeedKind, Function, FunctionId, Group, IdVec, Init, Instruction, Kernel,
     LearningRate, MicroBatch, Op, Output, Param, ParamId, Parameter, Pass, Placed, Position, Program, Queue,
-    QueueId, QueueKind, Reading, ReadingKind, Scalar, ScalarId, ScalarType, Slice, Space, StageId, StepInput,
-    StepWork, TensorType, Training, Unit, Value, ValueId, Verified, View, Work, Shared,
+    QueueId, QueueKind, Reading, ReadingKind, Scalar, ScalarId, ScalarType, Shared, Slice, Space, StageId,
+    StepInput, StepWork, TensorType, Training, Unit, Value, ValueId, Verified, View, Work,
 };
 use std::sync::Arc;
 

@@ -101,17 +101,15 @@ impl Buffers {
         let mut fixed = Fixed::default();
         let windows = windows(chunks, stages, shards);
         // One buffer of each kind for all stages, so that one fill clears the gradients.
-        let mut all = |name: &str,
-                       category,
-                       start: fn(&Window) -> Bytes,
-                       size: &dyn Fn(StageId) -> Bytes| {
+        let mut all = |name: &str, category, start: fn(&Window) -> Bytes, size: &dyn Fn(StageId) -> Bytes| {
             let ends = chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
             self.add(device, format!("{name}_{device}"), ends.max().unwrap_or_default(), category)
         };
         let weights =
             all("weights", Category::Weights, |window| window.weights, &|stage| stages.of(stage).weights);
-        fixed.gradients =
-            all("gradients", Category::Gradients, |window| window.gradients, &|stage| stages.of(stage).gradients);
+        fixed.gradients = all("gradients", Category::Gradients, |window| window.gradients, &|stage| {
+            stages.of(stage).gradients
+        });
         let mut moments =
             |name| all(name, Category::Optimizer, |window| window.moments, &|stage| shards[stage].bytes);
         let (moment, variance) = (moments("moment"), moments("variance"));

@@ -37,10 +37,10 @@ use pipec_program::{
     Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
     Placed, Program, Reading, ReadingKind, Shared, StageId, TensorType, Training, View,
 };
+use shards::{Shard, shards};
 use stages::borrowed;
 use std::collections::BTreeMap;
 use std::fmt;
-use shards::{Shard, shards};
 use step::{Broadcast, Context, Member, Tie};
 use table::FunctionTable;
 use wires::Wires;
@@ -159,7 +159,8 @@ pub fn lower(
         let ty = TensorType::new(DType::F64, &[parameters.len() as u64]);
         groups.push(Group { result: Shared::Sum, members, ty, route })
     });
-    let broadcasts = broadcasts(spec.train.precision, plan, stages, &shards, &buffers, &mut wires, &mut groups);
+    let broadcasts =
+        broadcasts(spec.train.precision, plan, stages, &shards, &buffers, &mut wires, &mut groups);
     let context = Context {
         plan,
         schedule,

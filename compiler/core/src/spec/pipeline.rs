@@ -164,9 +164,13 @@ pub(super) fn pipeline(
     let copies = u64::from(schedule.placement().copies()) * u64::from(wished.replicas);
     if let Some(place) = train.sharded.filter(|_| copies < 2) {
         report.push(
-            Diagnostic::error(place.source, Code::NoEffect, "one copy of the pipeline leaves nothing to share")
-                .at(place.span, "")
-                .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
+            Diagnostic::error(
+                place.source,
+                Code::NoEffect,
+                "one copy of the pipeline leaves nothing to share",
+            )
+            .at(place.span, "")
+            .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
         );
     }
     let replicas = wished.replicas;

@@ -232,7 +232,9 @@ fn optimizer_of(
     let sharded = match block.get("sharded") {
         None => Some(None),
         Some(Constant { kind: Kind::Word(word), .. }) if word == "false" => Some(None),
-        Some(Constant { kind: Kind::Word(word), .. }) if word == "true" => Some(Some(block.origin("sharded"))),
+        Some(Constant { kind: Kind::Word(word), .. }) if word == "true" => {
+            Some(Some(block.origin("sharded")))
+        }
         Some(value) => {
             wrong_kind(value, "`true` or `false`", report);
             None

@@ -125,7 +125,8 @@ impl Touches {
                     }
                     Instruction::Reduce { group, view, .. } => {
                         let group = program.groups.get(*group);
-                        let first = group.and_then(|group| group.members.first()) == Some(&program.queues[queue].device);
+                        let first = group.and_then(|group| group.members.first())
+                            == Some(&program.queues[queue].device);
                         let role = match group.map(|group| group.result) {
                             Some(Shared::Broadcast) if first => Role::Read,
                             Some(Shared::Broadcast) => Role::Write,

@@ -286,7 +286,13 @@ impl<'a> Builder<'a> {
                 name: format!("stage.{g}"),
                 ty: TensorType::new(DType::F32, &[bytes / 4]),
                 init: Init::Constant { value: 0.0 },
-                copies: vec![Placed { weight, gradient, moments: Some(moments), master: None, stages: vec![StageId(g)] }],
+                copies: vec![Placed {
+                    weight,
+                    gradient,
+                    moments: Some(moments),
+                    master: None,
+                    stages: vec![StageId(g)],
+                }],
             });
             [weight, gradient, moments[0], moments[1]]
         });

@@ -136,10 +136,14 @@ pub(super) fn outcome(program: &Program) -> Vec<u64> {
     let mut machine =
         Machine { program, memory: BTreeMap::new(), channels: BTreeMap::new(), groups: BTreeMap::new() };
     let state = program.parameters.values().flat_map(|parameter| {
-        parameter
-            .copies
-            .iter()
-            .flat_map(|copy| [Some(copy.weight), copy.moments.map(|moments| moments[0]), copy.moments.map(|moments| moments[1]), copy.master])
+        parameter.copies.iter().flat_map(|copy| {
+            [
+                Some(copy.weight),
+                copy.moments.map(|moments| moments[0]),
+                copy.moments.map(|moments| moments[1]),
+                copy.master,
+            ]
+        })
     });
     let state: Vec<View> = state.flatten().collect();
     for (number, &view) in state.iter().enumerate() {
