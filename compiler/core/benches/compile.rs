@@ -8,7 +8,7 @@
 use pipe_grammar::diagnostic::SourceId;
 use pipec_compiler::graph::graphs;
 use pipec_compiler::lower::{Stages, functions::Wanted, lower};
-use pipec_compiler::plan::plan;
+use pipec_compiler::plan::{plan, slice_lengths};
 use pipec_compiler::schedule::order;
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
 use pipec_program::{Costs, simulate, verify};
@@ -22,8 +22,8 @@ fn main() {
     let full = !std::env::args().any(|argument| argument == "--test");
     println!("million instructions per second (goal: {} each)", GOAL / 1e6);
     println!(
-        "{:<24}{:>9}{:>14}{:>9}{:>9}{:>9}{:>10}",
-        "schedule", "devices", "instructions", "order", "lower", "verify", "simulate"
+        "{:<30}{:>9}{:>14}{:>9}{:>9}{:>9}{:>10}{:>9}",
+        "schedule", "devices", "instructions", "order", "lower", "verify", "simulate", "seconds"
     );
     let sizes: &[(u32, u32)] =
         if full { &[(8, 64), (16, 128), (32, 256), (64, 512), (64, 1024)] } else { &[(4, 8)] };
@@ -32,12 +32,20 @@ fn main() {
             row(schedule, chunks, devices, micro_batches, if full { 5 } else { 1 });
         }
     }
+    // Slices of attention: more than three million passes.
+    let (schedule, devices, micro_batches) =
+        if full { ("svpp { virtual: 2, slices: 16 }", 64, 512) } else { ("svpp { virtual: 2, slices: 4 }", 4, 8) };
+    row(schedule, 2, devices, micro_batches, 1);
 }
 
 /// One layer per stage: the functions are small, so that instructions are what costs.
 fn source(schedule: &str, chunks: u32, devices: u32, micro_batches: u32) -> String {
     let stages = devices * chunks;
     let layers = stages - 2;
+    let attention = match schedule.contains("slices") {
+        true => "q = heads(linear(h, 32), 2)  k = heads(linear(h, 32), 2)\n x = x + merge(attention(q, k, k, mask: causal))\n",
+        false => "",
+    };
     format!(
         "model chain {{
             tokens = input(token, [seq])
@@ -45,7 +53,7 @@ fn source(schedule: &str, chunks: u32, devices: u32, micro_batches: u32) -> Stri
             x = embedding(tokens, vocab: 256, dim: 32)
             repeat {layers} as layer {{
                 h = rms_norm(x)
-                x = x + linear(silu(linear(h, 64)), 32)
+                {attention}x = x + linear(silu(linear(h, 64)), 32)
             }}
             loss = cross_entropy(linear(x, 256), targets)
         }}
@@ -72,7 +80,7 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
     sources.add("bench.pipe", parsed.file);
     let Resolution { spec, origins, .. } =
         resolve(&sources, SourceId(0), &Choice::default()).unwrap_or_else(|errors| panic!("{errors:?}"));
-    let graphs = graphs(&spec.model, &spec.train, &[spec.train.seq]);
+    let graphs = graphs(&spec.model, &spec.train, &slice_lengths(&spec));
     let plan = plan(&spec, &graphs, &origins).unwrap_or_else(|errors| panic!("{errors:?}"));
 
     let (ordering, ordered) = timed(runs, || {
@@ -89,8 +97,9 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
     let (simulating, timeline) = timed(runs, || simulate(&verified, &Costs::roofline(&verified)));
     black_box(timeline);
     let rate = |time: Duration| format!("{:.2}", instructions as f64 / time.as_secs_f64() / 1e6);
+    let seconds = [ordering, lowering, verifying, simulating].iter().sum::<Duration>().as_secs_f64();
     println!(
-        "{schedule:<26}{devices:>7}{instructions:>14}{:>9}{:>9}{:>9}{:>10}",
+        "{schedule:<32}{devices:>7}{instructions:>14}{:>9}{:>9}{:>9}{:>10}{seconds:>9.2}",
         rate(ordering),
         rate(lowering),
         rate(verifying),
