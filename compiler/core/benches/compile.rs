@@ -33,8 +33,11 @@ fn main() {
         }
     }
     // Slices of attention: more than three million passes.
-    let (schedule, devices, micro_batches) =
-        if full { ("svpp { virtual: 2, slices: 16 }", 64, 512) } else { ("svpp { virtual: 2, slices: 4 }", 4, 8) };
+    let (schedule, devices, micro_batches) = if full {
+        ("svpp { virtual: 2, slices: 16 }", 64, 512)
+    } else {
+        ("svpp { virtual: 2, slices: 4 }", 4, 8)
+    };
     row(schedule, 2, devices, micro_batches, 1);
 }
 
@@ -43,7 +46,9 @@ fn source(schedule: &str, chunks: u32, devices: u32, micro_batches: u32) -> Stri
     let stages = devices * chunks;
     let layers = stages - 2;
     let attention = match schedule.contains("slices") {
-        true => "q = heads(linear(h, 32), 2)  k = heads(linear(h, 32), 2)\n x = x + merge(attention(q, k, k, mask: causal))\n",
+        true => {
+            "q = heads(linear(h, 32), 2)  k = heads(linear(h, 32), 2)\n x = x + merge(attention(q, k, k, mask: causal))\n"
+        }
         false => "",
     };
     format!(

@@ -24,7 +24,7 @@ macro_rules! assert_snapshot {
     };
 }
 
-/// What [`assert_snapshot`](crate::assert_snapshot) does.
+/// What `assert_snapshot!` does.
 ///
 /// # Panics
 /// When the file does not compile, or compiles to something else than its goldens say.

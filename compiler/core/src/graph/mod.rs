@@ -70,11 +70,11 @@ fn reach(model: &Model) -> Option<u64> {
         | Op::Reshape { .. }
         | Op::CrossEntropy { .. } => None,
     });
-    let sizes = masks.map(|mask| match mask {
+    let mut sizes = masks.map(|mask| match mask {
         Mask::Full | Mask::Causal => None,
         Mask::Window { size } => Some(size),
     });
-    sizes.fold(Some(1), |widest, size| Some(widest?.max(size?)))
+    sizes.try_fold(1, |widest: u64, size| Some(widest.max(size?)))
 }
 
 /// Which tokens a graph is for.

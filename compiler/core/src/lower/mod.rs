@@ -152,7 +152,8 @@ pub fn lower(
     let parameters = place_parameters(spec, plan, stages, &shards, &buffers);
     let mut groups = IdVec::new();
     let dtype = accumulator_type(spec.train.precision);
-    let ties = ties(plan, dtype, &parameters, &buffers, schedule, &execution, &mut wires, &mut groups);
+    let reference = Reference { schedule, execution: &execution };
+    let ties = ties(plan, dtype, &parameters, &buffers, reference, &mut wires, &mut groups);
     let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
         let members: Vec<DeviceId> = plan.devices.ids().collect();
         let route = wires.ring(&members);
@@ -253,6 +254,13 @@ fn place_parameters(
     parameters
 }
 
+/// The reference execution.
+#[derive(Clone, Copy)]
+struct Reference<'a> {
+    schedule: &'a Schedule,
+    execution: &'a Execution,
+}
+
 /// The gradients with copies on several devices, neighbours in memory together, in the order in which they are complete in
 /// the reference execution: so all members meet in one order, and while later stages still compute.
 fn ties(
@@ -260,11 +268,11 @@ fn ties(
     dtype: DType,
     parameters: &IdVec<ParameterId, Parameter>,
     buffers: &Buffers,
-    schedule: &Schedule,
-    execution: &Execution,
+    reference: Reference<'_>,
     wires: &mut Wires<'_>,
     groups: &mut IdVec<GroupId, Group>,
 ) -> Vec<Tie> {
+    let Reference { schedule, execution } = reference;
     let last = last_steps(plan, schedule);
     let mut ties: Vec<(u64, Tie)> = Vec::new();
     let copied = parameters.values().filter(|parameter| parameter.copies.len() > 1);

@@ -106,6 +106,9 @@ struct Call<'a> {
     made: Option<(Held, (ChannelId, Local))>,
 }
 
+/// The channels of the output and of the input gradient of a stage, with their queues.
+type Outgoing = [Option<(ChannelId, Local)>; 2];
+
 struct Emission<'a> {
     context: Context<'a>,
     device: DeviceId,
@@ -113,7 +116,7 @@ struct Emission<'a> {
     queues: Queues,
     collective: Option<Local>,
     /// The queue of the messages that passes of each stage and slice of the device make: outputs, gradients.
-    outgoing: IdVec<StageId, Vec<[Option<(ChannelId, Local)>; 2]>>,
+    outgoing: IdVec<StageId, Vec<Outgoing>>,
     /// The channels that come in, with their queue and the messages still to be received.
     incoming: Vec<(ChannelId, Local, &'a [Message])>,
     occupants: Occupants,
@@ -129,7 +132,7 @@ impl<'a> Emission<'a> {
     fn new(context: Context<'a>, device: DeviceId, first: usize) -> Self {
         let Context { plan, lifetimes, .. } = context;
         let mut kinds = vec![QueueKind::Compute];
-        let mut outgoing: IdVec<StageId, Vec<[Option<(ChannelId, Local)>; 2]>> =
+        let mut outgoing: IdVec<StageId, Vec<Outgoing>> =
             plan.stages.ids().map(|_| vec![[None; 2]; plan.slices as usize]).collect();
         for (channel, stream) in lifetimes.streams.iter() {
             if plan.stages[stream.from].device == device {

@@ -79,12 +79,12 @@ impl Stage {
 impl Plan {
     /// The stage before, which makes the input of a stage; none for the first.
     pub fn before(&self, stage: StageId) -> Option<StageId> {
-        (stage.0 % self.depth() != 0).then(|| StageId(stage.0 - 1))
+        (!stage.0.is_multiple_of(self.depth())).then(|| StageId(stage.0 - 1))
     }
 
     /// The stage after, which takes the output of a stage; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
-        ((stage.0 + 1) % self.depth() != 0).then(|| StageId(stage.0 + 1))
+        (!(stage.0 + 1).is_multiple_of(self.depth())).then(|| StageId(stage.0 + 1))
     }
 
     /// Stages of one copy.

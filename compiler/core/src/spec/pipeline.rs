@@ -186,7 +186,7 @@ fn micro_batches(wished: &Wished, train: &Resolved, report: &mut Report) -> Opti
     let micro_batches = global / micro;
     if !micro_batches.is_multiple_of(replicas) {
         let place = wished.origins.replicas;
-        let each = micro_batches.next_multiple_of(replicas) / replicas;
+        let each = micro_batches.div_ceil(replicas);
         let product = each * replicas * micro;
         let message = format!(
             "a global batch of {global} makes {micro_batches} micro-batches of {micro}, which {replicas} replicas do not share evenly"

@@ -196,7 +196,7 @@ fn a_cut_changes_no_kernel() {
     let whole = stage(&model, 0..5, DType::F32);
     let parts: Vec<StageFunctions> =
         [0..2, 2..3, 3..5].map(|pieces| stage(&model, pieces, DType::F32)).into();
-    let of_parts: Vec<Op> = parts.iter().flat_map(|part| ops(forward(&part))).collect();
+    let of_parts: Vec<Op> = parts.iter().flat_map(|part| ops(forward(part))).collect();
     assert_eq!(ops(forward(&whole)), of_parts);
     // Scalars are numbered by function; here only dropout has one in the parts without a loss.
     let without_scalars = |mut ops: Vec<Op>| {
@@ -207,7 +207,7 @@ fn a_cut_changes_no_kernel() {
         }
         ops
     };
-    let of_parts: Vec<Op> = parts.iter().rev().flat_map(|part| ops(backward(&part))).collect();
+    let of_parts: Vec<Op> = parts.iter().rev().flat_map(|part| ops(backward(part))).collect();
     assert_eq!(without_scalars(ops(backward(&whole))), without_scalars(of_parts));
 }
 
@@ -215,7 +215,7 @@ fn a_cut_changes_no_kernel() {
 fn random_sites_of_a_model_differ() {
     let model = gpt(3, false);
     let salts = |functions: &StageFunctions| -> Vec<u64> {
-        let (_, kernels) = body(&forward(&functions).function);
+        let (_, kernels) = body(&forward(functions).function);
         let nodes = kernels.iter().flat_map(|kernel| match &kernel.op {
             Op::Map { nodes, .. } => nodes.clone(),
             _ => Vec::new(),
