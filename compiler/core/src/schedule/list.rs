@@ -2,7 +2,7 @@
 //!
 //! Any placement, any number of copies, slices and chunks, whole or split backward passes. On every stage forward passes
 //! ascend by micro-batch and slice, backward passes ascend by micro-batch and descend by slice; what is chosen is which
-//! stage of the device goes on and when weight gradients run. Memory never exceeds a [`Limit`] and never deadlocks: a
+//! stage of the device goes on and when weight gradients run. Memory never exceeds a limit and never deadlocks: a
 //! forward pass is admitted only if the state stays safe in the sense of the banker's algorithm, where live
 //! micro-batches end in the order of their numbers. Linear in the number of passes while few micro-batches are alive.
 

@@ -7,7 +7,7 @@ use pipec_program::{DeviceId, MicroBatch, Pass, Slice, StageId, Unit};
 
 /// Reads the passes of a file of either dialect, with a problem of unit costs for them. Messages, waits and reductions
 /// are known words that say nothing new, as they follow from the passes. Whether the schedule is whole and ends is for
-/// [`crate::schedule::verify`] to say.
+/// `schedule::verify` to say.
 ///
 /// # Errors
 /// A cell that is no action, a stage in two rows, a stage number that is left out.
