@@ -193,12 +193,12 @@ impl Buffers {
             left -= 1;
             let Packing { offsets, height, .. } = pack(&spans, base.0, &mut share);
             effort.give_back(share);
-            let mut known: BTreeMap<(StageId, Region, u64), BufferId> = BTreeMap::new();
+            let mut known: BTreeMap<(StageId, Region, u64, u64), BufferId> = BTreeMap::new();
             let mut numbers: BTreeMap<(StageId, Region), u32> = BTreeMap::new();
             let mut places = Vec::with_capacity(tensors.len());
             for (tensor, &offset) in tensors.iter().zip(&offsets) {
                 let (stage, region) = (tensor.unit.stage, tensor.region);
-                let buffer = *known.entry((stage, region, offset)).or_insert_with(|| {
+                let buffer = *known.entry((stage, region, offset, tensor.span.bytes)).or_insert_with(|| {
                     let number = numbers.entry((stage, region)).or_default();
                     let name = format!("{}_{stage}.{number}", region.name());
                     *number += 1;
