@@ -9,7 +9,7 @@ use pipe_grammar::diagnostic::SourceId;
 use pipec_compiler::graph::graphs;
 use pipec_compiler::lower::{Stages, functions::Wanted, lower};
 use pipec_compiler::plan::{plan, slice_lengths};
-use pipec_compiler::schedule::order;
+use pipec_compiler::schedule::{Policy, order};
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
 use pipec_program::{Costs, simulate, verify};
 use std::hint::black_box;
@@ -33,8 +33,11 @@ fn main() {
         }
     }
     // Slices of attention: more than three million passes.
-    let (schedule, devices, micro_batches) =
-        if full { ("svpp { virtual: 2, slices: 16 }", 64, 512) } else { ("svpp { virtual: 2, slices: 4 }", 4, 8) };
+    let (schedule, devices, micro_batches) = if full {
+        ("svpp { virtual: 2, slices: 16 }", 64, 512)
+    } else {
+        ("svpp { virtual: 2, slices: 4 }", 4, 8)
+    };
     row(schedule, 2, devices, micro_batches, 1);
 }
 
@@ -43,7 +46,9 @@ fn source(schedule: &str, chunks: u32, devices: u32, micro_batches: u32) -> Stri
     let stages = devices * chunks;
     let layers = stages - 2;
     let attention = match schedule.contains("slices") {
-        true => "q = heads(linear(h, 32), 2)  k = heads(linear(h, 32), 2)\n x = x + merge(attention(q, k, k, mask: causal))\n",
+        true => {
+            "q = heads(linear(h, 32), 2)  k = heads(linear(h, 32), 2)\n x = x + merge(attention(q, k, k, mask: causal))\n"
+        }
         false => "",
     };
     format!(
@@ -85,7 +90,8 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
 
     let (ordering, ordered) = timed(runs, || {
         let problem = plan.problem().unwrap_or_else(|error| panic!("{error}"));
-        order(spec.pipeline.schedule.into(), &problem).unwrap_or_else(|error| panic!("{error}"))
+        order(Policy::of(spec.pipeline.schedule).expect("a policy"), &problem)
+            .unwrap_or_else(|error| panic!("{error}"))
     });
     let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&ordered));
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));
