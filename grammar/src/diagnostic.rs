@@ -186,6 +186,7 @@ codes! {
     DeviceMismatch      "E0603" "a number of devices that does not match",
     CutMismatch         "E0604" "a cut that does not cover the model",
     NotSliceable        "E0605" "a layer that cannot be sliced",
+    GivenSchedule       "E0606" "a file that is no schedule of the pipeline",
 
     OutOfMemory         "E0701" "a device whose memory does not suffice",
 

@@ -7,6 +7,7 @@ use pipe_grammar::ast::File;
 use pipe_grammar::diagnostic::{Diagnostic, SourceId};
 use pipec::report::Source;
 use pipec_compiler::pipeline::{self, Compiled};
+use pipec_compiler::schedule::given;
 use pipec_compiler::spec::{self, Choice, Cut, Origins, Resolution, Schedule, Sources, Spec};
 use pipec_cpu::CpuDevice;
 use pipec_program::Verified;
@@ -62,6 +63,11 @@ pub fn read(path: &str) -> Read {
         read.faults.extend(parsed.diagnostics);
         if read.texts.is_empty() {
             read.file = parsed.file.clone();
+        }
+        for named in spec::schedules(&parsed.file).map(|named| spec::used_path(&path, &named.value)) {
+            if let Ok(text) = std::fs::read_to_string(root().join(&named)) {
+                read.sources.add_schedule(&named, given::read(&named, &text));
+            }
         }
         read.sources.add(&path, parsed.file);
         read.texts.push(Source { name: path, text });

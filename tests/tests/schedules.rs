@@ -1,6 +1,6 @@
 //! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
 
-use pipec_compiler::spec::{Cut, OptimizerState, Resolution, Schedule, Spec, WeightGrads};
+use pipec_compiler::spec::{Cut, InFlight, OptimizerState, Resolution, Schedule, Spec, WeightGrads};
 use pipec_tests::{Kind, losses, replan, resolve, resolve_text};
 
 /// The largest relative difference.
@@ -10,7 +10,7 @@ fn distance(a: &[f64], b: &[f64]) -> f64 {
 }
 
 fn svpp(virtual_stages: u32, slices: u32, weight_grads: WeightGrads) -> Schedule {
-    Schedule::Svpp { virtual_stages, slices, in_flight: None, bias: 100, weight_grads }
+    Schedule::Svpp { virtual_stages, slices, in_flight: InFlight::Max, bias: 100, weight_grads }
 }
 
 /// Schedules by the slices that they cut a sequence into.

@@ -124,6 +124,9 @@ pub struct BuildArguments {
     /// Which form to write.
     #[arg(long, value_enum, default_value_t = Emit::Program)]
     pub emit: Emit,
+    /// With `--emit=torch-csv`, write what the file has words for, and leave out the rest.
+    #[arg(long)]
+    pub lossy: bool,
     /// Where to write; `-` for standard output. Without it a program goes to a `.pprog` file beside the source, and
     /// every other form to standard output.
     #[arg(short, long, value_name = "FILE")]
@@ -146,8 +149,10 @@ pub enum Emit {
     Plan,
     /// The passes of every device in order.
     Schedule,
-    /// The same as JSON.
+    /// The same as JSON, with times in nanoseconds and memory in bytes.
     ScheduleJson,
+    /// The same as PyTorch's pipeline CSV, passes only.
+    TorchCsv,
     /// The program.
     Program,
     /// The simulated timeline as JSON.

@@ -9,7 +9,7 @@ use pipe_grammar::diagnostic::SourceId;
 use pipec_compiler::graph::graphs;
 use pipec_compiler::lower::{Stages, functions::Wanted, lower};
 use pipec_compiler::plan::{plan, slice_lengths};
-use pipec_compiler::schedule::order;
+use pipec_compiler::schedule::{Policy, order};
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
 use pipec_program::{Costs, simulate, verify};
 use std::hint::black_box;
@@ -90,7 +90,8 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
 
     let (ordering, ordered) = timed(runs, || {
         let problem = plan.problem().unwrap_or_else(|error| panic!("{error}"));
-        order(spec.pipeline.schedule.into(), &problem).unwrap_or_else(|error| panic!("{error}"))
+        order(Policy::of(spec.pipeline.schedule).expect("a policy"), &problem)
+            .unwrap_or_else(|error| panic!("{error}"))
     });
     let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&ordered));
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));

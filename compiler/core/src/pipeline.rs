@@ -2,14 +2,15 @@
 
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
-use crate::lower::{Arena, LowerError, Lowered, Stages, lower};
+use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
 use crate::plan::{Plan, plan, slice_lengths};
-use crate::schedule::{self, Problem, Schedule, order};
+use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
+use crate::search;
 use crate::spec::{Origins, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
-use pipec_program::{DeviceId, Program, Slice, Verified, Violations, verify};
+use pipec_program::{Bytes, DeviceId, Program, Slice, Verified, Violations, verify};
 use std::fmt;
 
 /// What came out of a spec.
@@ -21,6 +22,10 @@ pub struct Compiled {
     pub problem: Problem,
     /// The order of passes.
     pub schedule: Schedule,
+    /// What the order of one replica is made for.
+    pub replica: Problem,
+    /// The order of one replica.
+    pub order: Schedule,
     /// The program.
     pub program: Verified,
     /// The memory of each device, as planned.
@@ -34,10 +39,10 @@ pub enum Stage<'a> {
     Graphs(&'a IdVec<Slice, Graphs>),
     /// The cut and its placement.
     Plan(&'a Plan),
-    /// The order of passes, verified.
-    Schedule(&'a Schedule),
-    /// The functions of all distinct stages.
+    /// The functions of all distinct stages, for all that the schedule may ask.
     Functions(&'a Stages),
+    /// The order of passes, verified; again where its program did not fit the memory.
+    Schedule(&'a Schedule),
     /// The program and its memory, not yet verified.
     Lowered(&'a Lowered),
     /// The program, verified.
@@ -106,6 +111,17 @@ pub fn compile(
     inputs: &str,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
+    compiled(spec, origins, inputs, true, observer)
+}
+
+/// Compiles a spec; `advise`: where memory does not suffice, a schedule is looked for that fits.
+fn compiled(
+    spec: &Spec,
+    origins: &Origins,
+    inputs: &str,
+    advise: bool,
+    observer: &mut dyn Observer,
+) -> Result<Compiled, Error> {
     let graphs = graphs(&spec.model, &spec.train, &slice_lengths(spec));
     for graph in graphs.values().flat_map(|graphs| graphs.values()) {
         lawful("graph", graph::verify(graph))?;
@@ -113,27 +129,150 @@ pub fn compile(
     observer.stage(Stage::Graphs(&graphs));
     let plan = plan(spec, &graphs, origins).map_err(Error::Diagnostics)?;
     observer.stage(Stage::Plan(&plan));
-    let replica = plan.replica().problem().map_err(|error| refused(&error, origins))?;
-    let ordered =
-        order(spec.pipeline.schedule.into(), &replica).map_err(|refusal| refused(&refusal, origins))?;
-    let (schedule, problem) = (plan.replicate(&ordered), plan.problem());
-    let problem = problem.map_err(|error| refused(&error, origins))?;
-    lawful("schedule", schedule::verify(&problem, &schedule))?;
-    observer.stage(Stage::Schedule(&schedule));
-    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
+    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
+    let wanted = Wanted::of(uses, plan.products);
+    let stages = Stages::new(&spec.model, &graphs, &plan, wanted);
     observer.stage(Stage::Functions(&stages));
-    let lowered = lower(spec, origins, &plan, &stages, &schedule, inputs).map_err(|error| match error {
-        LowerError::Diagnostics(diagnostics) => Error::Diagnostics(diagnostics),
-        LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_) => {
-            Error::Internal(error.to_string())
-        }
-    })?;
+    let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
+    search::limit(spec, &plan, &mut problem);
+    let task = Task { spec, origins, graphs: &graphs, plan: &plan, inputs, advise };
+    let Fitted { replica, order, schedule, lowered } = fit(task, &mut problem, stages, wanted, observer)?;
     observer.stage(Stage::Lowered(&lowered));
     let Lowered { program, arenas } = lowered;
     let program = proved(program)?;
     observer.stage(Stage::Program(&program));
-    Ok(Compiled { plan, problem, schedule, program, arenas })
+    Ok(Compiled { plan, problem, schedule, replica, order, program, arenas })
 }
+
+/// What is ordered and lowered.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    spec: &'a Spec,
+    origins: &'a Origins,
+    graphs: &'a IdVec<Slice, Graphs>,
+    plan: &'a Plan,
+    /// The hash of the texts that all is made from.
+    inputs: &'a str,
+    /// Whether to look for a schedule that fits where this one does not.
+    advise: bool,
+}
+
+/// An order and its program.
+struct Fitted {
+    replica: Problem,
+    order: Schedule,
+    schedule: Schedule,
+    lowered: Lowered,
+}
+
+/// The order and the program of a plan, with the functions that the order calls.
+fn fit(
+    task: Task<'_>,
+    problem: &mut Problem,
+    stages: Stages,
+    wanted: Wanted,
+    observer: &mut dyn Observer,
+) -> Result<Fitted, Error> {
+    let Task { spec, origins, graphs, plan, inputs, advise: _ } = task;
+    let mut replica = plan.problem_of_replica(problem).map_err(|error| refused(&error, origins))?;
+    let adapts = search::adapts(spec.pipeline.schedule);
+    let mut within = replica.clone();
+    if !adapts {
+        within.caps = None;
+    }
+    let mut stages = (wanted, stages);
+    let mut rounds = 0;
+    loop {
+        let order = ordered(task, &mut within)?;
+        (problem.weight_parts, replica.weight_parts) = (within.weight_parts, within.weight_parts);
+        let schedule = plan.replicate(&order);
+        lawful("schedule", schedule::verify(problem, &schedule))?;
+        observer.stage(Stage::Schedule(&schedule));
+        let used = Wanted::by(&schedule);
+        if stages.0 != used {
+            stages = (used, Stages::new(&spec.model, graphs, plan, used));
+        }
+        let (diagnostic, lacking) = match lower(spec, origins, plan, &stages.1, &schedule, inputs) {
+            Ok(lowered) => match search::over(spec.pipeline.schedule, &lowered.arenas) {
+                None => return Ok(Fitted { replica, order, schedule, lowered }),
+                Some(lacking) => (over_limit(origins, &lacking), lacking),
+            },
+            Err(LowerError::Memory { diagnostic, lacking }) => (*diagnostic, lacking),
+            Err(error @ (LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_))) => {
+                return Err(Error::Internal(error.to_string()));
+            }
+        };
+        rounds += 1;
+        if !adapts || rounds > search::MOST_ROUNDS || !search::tighten(&mut within, &order, &lacking) {
+            return Err(Error::Diagnostics(vec![advised(task, diagnostic)]));
+        }
+    }
+}
+
+/// The order of a policy or of a file.
+fn ordered(task: Task<'_>, problem: &mut Problem) -> Result<Schedule, Error> {
+    let (spec, origins) = (task.spec, task.origins);
+    if let Some(given) = &spec.pipeline.given {
+        let origin = origins.schedule;
+        return given::order(given, problem).map_err(|message| {
+            let error = Diagnostic::error(
+                origin.source,
+                Code::GivenSchedule,
+                "the file is no schedule of the pipeline",
+            );
+            Error::Diagnostics(vec![error.at(origin.span, message)])
+        });
+    }
+    let Some(policy) = Policy::of(spec.pipeline.schedule) else {
+        return Err(Error::Internal("a schedule from a file without the file".to_owned()));
+    };
+    let schedule = order(policy, problem).map_err(|refusal| match refusal {
+        Refusal::Memory { device, needed, cap } => too_little(task, device, needed, cap),
+        other => refused(&other, origins),
+    })?;
+    Ok(schedule)
+}
+
+/// A device that does not hold the units of one micro-batch.
+fn too_little(task: Task<'_>, device: DeviceId, needed: u64, cap: u64) -> Error {
+    let origin = task.origins.schedule;
+    let message = format!(
+        "device {device} needs {} for the activations of one micro-batch and has {} left for them",
+        Bytes(needed),
+        Bytes(cap)
+    );
+    let error = Diagnostic::error(origin.source, Code::OutOfMemory, message)
+        .at(origin.span, "no order takes less")
+        .help(if search::is_limited(task.spec.pipeline.schedule) {
+            "raise `memory`, or use more stages, a smaller micro-batch or shorter sequences"
+        } else {
+            "use more stages, a smaller micro-batch, shorter sequences, or devices with more memory"
+        });
+    Error::Diagnostics(vec![advised(task, error)])
+}
+
+/// A schedule that takes more than it may.
+fn over_limit(origins: &Origins, lacking: &IdVec<DeviceId, Bytes>) -> Diagnostic {
+    let origin = origins.schedule;
+    let most = lacking.values().copied().max().unwrap_or_default();
+    let message = format!("no order is found that keeps to `memory`: {most} too little");
+    Diagnostic::error(origin.source, Code::OutOfMemory, message).at(origin.span, "")
+}
+
+/// The diagnostic with a schedule that fits, if one is found.
+fn advised(task: Task<'_>, diagnostic: Diagnostic) -> Diagnostic {
+    if !task.advise || search::is_limited(task.spec.pipeline.schedule) {
+        return diagnostic;
+    }
+    let compiles = |spec: &Spec| compiled(spec, task.origins, task.inputs, false, &mut ()).is_ok();
+    match search::fitting(task.spec, compiles) {
+        Some(schedule) => diagnostic.help(format!("`schedule: {schedule}` would fit")),
+        None => diagnostic,
+    }
+}
+
+/// A file may ask for every pass.
+const EVERYTHING: Uses = Uses { whole: true, split: true, products: true };
 
 /// A schedule that is not made for a pipeline like this.
 fn refused(reason: &dyn fmt::Display, origins: &Origins) -> Error {

@@ -6,6 +6,7 @@ use crate::files;
 use crate::report::Reporter;
 use crate::show;
 use pipec_compiler::pipeline::{Observer, Stage};
+use pipec_compiler::schedule::csv::Dialect;
 use pipec_compiler::{graph, plan, schedule, spec};
 use pipec_program::simulate::simulate;
 use pipec_program::{Costs, text};
@@ -37,14 +38,27 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     match arguments.emit {
         Emit::Ast => return Ok(format!("{:#?}\n", loaded.file)),
         Emit::Spec => return Ok(spec::print(resolved)),
-        Emit::Graph | Emit::Plan | Emit::Schedule | Emit::ScheduleJson | Emit::Program | Emit::Timeline => {}
+        Emit::Graph
+        | Emit::Plan
+        | Emit::Schedule
+        | Emit::ScheduleJson
+        | Emit::TorchCsv
+        | Emit::Program
+        | Emit::Timeline => {}
     }
     let compiled = load::compile(&loaded, &mut stages, reporter)?;
     let mut text = match arguments.emit {
         Emit::Ast | Emit::Spec | Emit::Graph => stages.graphs,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
-        Emit::ScheduleJson => show::schedule_json(&compiled.problem, &compiled.schedule),
+        Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order),
+        Emit::TorchCsv => super::schedule::torch_csv(
+            &compiled.replica,
+            &compiled.order,
+            Dialect::ComputeOnly,
+            arguments.lossy,
+            reporter,
+        )?,
         Emit::Program => text::print(&compiled.program),
         Emit::Timeline => {
             let timeline = simulate(&compiled.program, &Costs::roofline(&compiled.program));

@@ -7,6 +7,7 @@ use crate::report::{Reporter, Source, position};
 use pipe_grammar::ast::File;
 use pipe_grammar::diagnostic::{Diagnostic, Severity, SourceId};
 use pipec_compiler::pipeline::{self, Compiled, Observer};
+use pipec_compiler::schedule::given;
 use pipec_compiler::spec::{self, Resolution, Sources};
 use pipec_program::{Verified, text, verify};
 use sha2::{Digest, Sha256};
@@ -37,14 +38,15 @@ pub(crate) fn spec(input: &Input, reporter: Reporter) -> Result<Loaded, Failure>
             format!("{} is a program; this needs a .pipe file", input.file.display()),
         ));
     }
-    let (sources, file, parsed) = parse(&input.file, reporter)?;
+    let Parsed { sources, file, parsed, schedules } = parse(&input.file, reporter)?;
     let choice = choice(&input.choice);
     let resolution = spec::resolve(&parsed, SourceId(0), &choice)
         .map_err(|diagnostics| Failure::diagnostics(reporter.diagnostics(&sources, &diagnostics)))?;
     if !resolution.warnings.is_empty() {
         eprint!("{}", reporter.diagnostics(&sources, &resolution.warnings));
     }
-    let hash = hash(&sources, &input.choice);
+    let texts = sources.iter().map(|source| &source.text).chain(&schedules);
+    let hash = hash(texts, &input.choice);
     Ok(Loaded { sources, file, resolution, hash })
 }
 
@@ -54,7 +56,7 @@ pub(crate) fn check_library(input: &Input, reporter: Reporter) -> Result<bool, F
     if is_program(&input.file) || input.file == Path::new("-") {
         return Ok(false);
     }
-    let (sources, file, parsed) = parse(&input.file, reporter)?;
+    let Parsed { sources, file, parsed, schedules: _ } = parse(&input.file, reporter)?;
     let declares = !file.models.is_empty() || !file.clusters.is_empty() || !file.trains.is_empty();
     if !file.pipelines.is_empty() || !declares {
         return Ok(false);
@@ -92,7 +94,7 @@ pub(crate) fn pipelines(path: &Path, reporter: Reporter) -> Result<Vec<Declared>
     if is_program(path) {
         return Ok(vec![only]);
     }
-    let (sources, file, _) = parse(path, reporter)?;
+    let Parsed { sources, file, .. } = parse(path, reporter)?;
     let text = sources.first().map_or("", |source| source.text.as_str());
     let declared = file.pipelines.iter().map(|pipeline| Declared {
         name: pipeline.name.as_ref().map(|name| name.text.clone()),
@@ -168,8 +170,20 @@ fn choice(choice: &Choice) -> spec::Choice {
     }
 }
 
+/// A file and all files that it uses.
+struct Parsed {
+    /// The texts, in the numbering of diagnostics.
+    sources: Vec<Source>,
+    /// The syntax tree of the file itself.
+    file: File,
+    /// All of them, to be resolved.
+    parsed: Sources,
+    /// The texts of the schedules that the file takes from files.
+    schedules: Vec<String>,
+}
+
 /// Reads and parses a file and all files that it uses, directly or not.
-fn parse(entry: &Path, reporter: Reporter) -> Result<(Vec<Source>, File, Sources), Failure> {
+fn parse(entry: &Path, reporter: Reporter) -> Result<Parsed, Failure> {
     let mut sources = Vec::new();
     let mut parsed = Sources::new();
     let mut first = None;
@@ -200,18 +214,39 @@ fn parse(entry: &Path, reporter: Reporter) -> Result<(Vec<Source>, File, Sources
         parsed.add(&name, file.file);
         sources.push(Source { name, text: String::from_utf8_lossy(&bytes).into_owned() });
     }
-    if faults.is_empty() {
-        Ok((sources, first.unwrap_or_default(), parsed))
-    } else {
-        Err(Failure::diagnostics(reporter.diagnostics(&sources, &faults)))
+    if !faults.is_empty() {
+        return Err(Failure::diagnostics(reporter.diagnostics(&sources, &faults)));
     }
+    let file = first.unwrap_or_default();
+    let schedules = read_schedules(&entry.display().to_string(), &file, &mut parsed);
+    Ok(Parsed { sources, file, parsed, schedules })
 }
 
-fn hash(sources: &[Source], choice: &Choice) -> String {
+/// Reads the schedules that a file takes from files, and returns their texts. One that is missing is told at the place
+/// that names it.
+fn read_schedules(name: &str, file: &File, parsed: &mut Sources) -> Vec<String> {
+    let mut texts = Vec::new();
+    for named in spec::schedules(file) {
+        let path = spec::used_path(name, &named.value);
+        let Ok(bytes) = files::read(Path::new(&path)) else { continue };
+        let schedule = match String::from_utf8(bytes) {
+            Ok(text) => {
+                let given = given::read(&path, &text);
+                texts.push(text);
+                given
+            }
+            Err(error) => Err(format!("not UTF-8 from byte {} on", error.utf8_error().valid_up_to())),
+        };
+        parsed.add_schedule(&path, schedule);
+    }
+    texts
+}
+
+fn hash<'a>(texts: impl Iterator<Item = &'a String>, choice: &Choice) -> String {
     let mut hash = Sha256::new();
-    for source in sources {
-        hash.update((source.text.len() as u64).to_le_bytes());
-        hash.update(source.text.as_bytes());
+    for text in texts {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
     }
     for name in [&choice.pipeline, &choice.model, &choice.cluster, &choice.train].into_iter().flatten() {
         hash.update((name.len() as u64).to_le_bytes());

@@ -30,11 +30,7 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
             CsvDialect::ComputeOnly => Dialect::ComputeOnly,
             CsvDialect::ComputeComms => Dialect::ComputeComms,
         };
-        let text = csv::write(&problem, &schedule, dialect, arguments.lossy).map_err(|error| {
-            let help = if error.can_be_lost() { "; `--lossy` leaves it out" } else { "" };
-            Failure::diagnostics(reporter.plain(None, &format!("{error}{help}")))
-        })?;
-        print!("{text}");
+        print!("{}", torch_csv(&problem, &schedule, dialect, arguments.lossy, reporter)?);
         return Ok(());
     }
     let execution = executed(&problem, &schedule, reporter)?;
@@ -50,6 +46,20 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
     }
     print!("{}", show::order_summary(&report));
     Ok(())
+}
+
+/// A schedule as PyTorch's pipeline CSV; what the file cannot say is told.
+pub(super) fn torch_csv(
+    problem: &Problem,
+    schedule: &Schedule,
+    dialect: Dialect,
+    lossy: bool,
+    reporter: Reporter,
+) -> Result<String, Failure> {
+    csv::write(problem, schedule, dialect, lossy).map_err(|error| {
+        let help = if error.can_be_lost() { "; `--lossy` leaves it out" } else { "" };
+        Failure::diagnostics(reporter.plain(None, &format!("{error}{help}")))
+    })
 }
 
 fn executed(problem: &Problem, schedule: &Schedule, reporter: Reporter) -> Result<Execution, Failure> {

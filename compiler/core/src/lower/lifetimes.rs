@@ -225,7 +225,10 @@ pub(super) fn region_bytes(function: &StageFunction, region: Region) -> Option<B
 }
 
 /// The size of a region of any of some functions; none where none of them takes it.
-fn any_bytes<'a>(functions: impl IntoIterator<Item = &'a StageFunction>, region: Region) -> Option<Bytes> {
+pub(super) fn any_bytes<'a>(
+    functions: impl IntoIterator<Item = &'a StageFunction>,
+    region: Region,
+) -> Option<Bytes> {
     functions.into_iter().filter_map(|function| region_bytes(function, region)).max()
 }
 
@@ -268,7 +271,9 @@ fn hold_unit(
     let made = |region| region_bytes(&functions.forward, region);
     own.saved = made(Region::Saved).and_then(|bytes| add(Region::Saved, kept, bytes, forward, backward));
     own.held = made(Region::Held).and_then(|bytes| add(Region::Held, kept, bytes, forward, weights));
+    // A whole backward pass leaves nothing for later.
     own.pending = any_bytes(functions.backward(), Region::Pending)
+        .filter(|_| backward != weights)
         .and_then(|bytes| add(Region::Pending, kept, bytes, backward, weights));
     own.state_gradient = any_bytes(functions.backward(), Region::StateGradient).and_then(|bytes| {
         let first = passes.backward[plan.unit_index(Unit { slice: functions.seen_until, ..unit })];

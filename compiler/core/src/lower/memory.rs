@@ -8,10 +8,10 @@ use pipec_program::id::IdVec;
 use pipec_program::{Bytes, Category, DeviceId};
 
 /// One error for the device that lacks most, if any does.
-pub(super) fn check(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Vec<Diagnostic> {
+pub(super) fn check(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
     let short: Vec<_> = arenas.iter().filter(|(_, arena)| arena.end > arena.capacity).collect();
     let worst = short.iter().max_by_key(|(id, arena)| (arena.end - arena.capacity, std::cmp::Reverse(*id)));
-    let Some(&(device, arena)) = worst else { return Vec::new() };
+    let &(device, arena) = worst?;
     let others = match short.len() - 1 {
         0 => String::new(),
         1 => ", and another device does not suffice either".to_owned(),
@@ -29,7 +29,7 @@ pub(super) fn check(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Are
     let error = Diagnostic::error(origin.source, Code::OutOfMemory, message)
         .at(origin.span, parts.join(", "))
         .help(way_out(spec, arenas));
-    vec![error]
+    Some(error)
 }
 
 /// Activations, messages and workspace grow with the micro-batch; all else stays.

@@ -18,11 +18,13 @@ mod shared;
 mod stages;
 mod step;
 mod table;
+mod units;
 mod wires;
 
 pub use arena::Arena;
 pub use shared::Window;
 pub use stages::Stages;
+pub use units::problem;
 
 use crate::graph::accumulator_type;
 use crate::plan::Plan;
@@ -57,8 +59,13 @@ pub struct Lowered {
 /// Why there is no program.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LowerError {
-    /// The user asks for something that does not fit.
-    Diagnostics(Vec<Diagnostic>),
+    /// Devices whose memory does not suffice.
+    Memory {
+        /// What to say about the one that lacks most.
+        diagnostic: Box<Diagnostic>,
+        /// What each lacks.
+        lacking: IdVec<DeviceId, Bytes>,
+    },
     /// The schedule cannot be executed: a bug of its policy.
     Deadlock(Deadlock),
     /// A step that has no instructions yet.
@@ -70,13 +77,8 @@ pub enum LowerError {
 impl fmt::Display for LowerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Diagnostics(diagnostics) => {
-                let mut separator = "";
-                for diagnostic in diagnostics {
-                    write!(f, "{separator}{}: {}", diagnostic.code, diagnostic.message)?;
-                    separator = "\n";
-                }
-                Ok(())
+            Self::Memory { diagnostic, lacking: _ } => {
+                write!(f, "{}: {}", diagnostic.code, diagnostic.message)
             }
             Self::Deadlock(Deadlock { waiting }) => {
                 write!(f, "the schedule deadlocks: {} devices wait", waiting.len())
@@ -130,18 +132,13 @@ pub fn lower(
         stages: plan.stages.len() as u32,
         copies: plan.copies,
     };
-    let needs = Needs {
-        tokens: DType::U32.bytes() * spec.train.seq * spec.train.micro_batch * u64::from(plan.micro_batches),
-        losses: DType::F64.bytes() * (u64::from(plan.micro_batches) * u64::from(plan.slices)),
-        clipped: spec.train.clip_norm.map(|_| parameters),
-    };
-    let mut buffers = Buffers::new(plan, stages, &shards, needs);
+    let mut buffers = Buffers::new(plan, stages, &shards, needs(spec, plan));
     let rooms = buffers.rooms(&devices);
     let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms);
     let (places, arenas) = buffers.place_tensors(&lifetimes, &rooms);
-    let errors = memory::check(spec, origins, &arenas);
-    if !errors.is_empty() {
-        return Err(LowerError::Diagnostics(errors));
+    if let Some(diagnostic) = memory::check(spec, origins, &arenas) {
+        let lacking = arenas.values().map(|arena| arena.end - arena.end.min(arena.capacity));
+        return Err(LowerError::Memory { diagnostic: Box::new(diagnostic), lacking: lacking.collect() });
     }
 
     let channels = lifetimes.streams.values().map(|stream| {
@@ -203,6 +200,15 @@ pub fn lower(
         queues,
     };
     Ok(Lowered { program, arenas })
+}
+
+/// What a step of a plan needs besides its stages.
+fn needs(spec: &Spec, plan: &Plan) -> Needs {
+    Needs {
+        tokens: DType::U32.bytes() * spec.train.seq * spec.train.micro_batch * u64::from(plan.micro_batches),
+        losses: DType::F64.bytes() * (u64::from(plan.micro_batches) * u64::from(plan.slices)),
+        clipped: spec.train.clip_norm.map(|_| spec.model.parameters.len()),
+    }
 }
 
 /// Every parameter with a copy on each device whose stages use it.

@@ -57,6 +57,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             micro_batches,
             cut: Cut::Balanced,
             schedule,
+            given: None,
             balance: 0,
             replicas: 1,
         },
@@ -76,7 +77,8 @@ fn lowered(spec: &Spec) -> Lowered {
     let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
     let plan = plan(spec, &graphs, &Origins::default()).unwrap();
     let problem = plan.problem().unwrap();
-    let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
+    let schedule =
+        order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
     let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
     assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
@@ -226,11 +228,11 @@ fn refusal(change: fn(&mut Spec)) -> String {
     let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
     let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
     let problem = plan.problem().unwrap();
-    let schedule = order(spec.pipeline.schedule.into(), &problem).unwrap();
+    let schedule =
+        order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
     let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
-        LowerError::Diagnostics(diagnostics) => {
-            let diagnostic = &diagnostics[0];
+        LowerError::Memory { diagnostic, lacking: _ } => {
             let help = diagnostic.help.as_deref().unwrap_or_default();
             format!(
                 "{} {}\n  {}\n  help: {help}",

@@ -53,7 +53,7 @@ impl Plan {
     }
 
     /// The stage of a replica by its local number.
-    fn stage_of(&self, replica: u32, local: StageId) -> StageId {
+    pub(crate) fn stage_of(&self, replica: u32, local: StageId) -> StageId {
         let depth = self.depth();
         let (direction, stage) = (local.0 / depth, local.0 % depth);
         StageId::new(((direction * self.replicas + replica) * depth + stage) as usize)

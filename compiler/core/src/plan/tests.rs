@@ -59,7 +59,16 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             seed: 1,
             data: None,
         },
-        pipeline: Pipeline { stages, devices, micro_batches: 4, cut, schedule, balance: 0, replicas: 1 },
+        pipeline: Pipeline {
+            stages,
+            devices,
+            micro_batches: 4,
+            cut,
+            schedule,
+            given: None,
+            balance: 0,
+            replicas: 1,
+        },
     }
 }
 

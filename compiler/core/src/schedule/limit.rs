@@ -43,6 +43,19 @@ impl Limit {
         Some(Self { weights: weights.collect(), caps, slices: problem.slices() })
     }
 
+    /// As [`Limit::memory`] where the weight gradients of a unit run right after its backward pass, so that what they need is
+    /// there for one unit at a time.
+    pub(super) fn one_waits(problem: &Problem) -> Option<Self> {
+        let mut limit = Self::memory(problem, false)?;
+        for (device, stages) in problem.devices().iter() {
+            let units =
+                stages.iter().flat_map(|&stage| (0..problem.slices()).map(move |i| (stage, Slice(i))));
+            let most = units.map(|(stage, slice)| problem.cost(stage, slice).gradients).max().unwrap_or(0);
+            limit.caps[device] = limit.caps[device].saturating_sub(most);
+        }
+        Some(limit)
+    }
+
     fn weight(&self, stage: StageId, slice: Slice) -> u64 {
         self.weights[stage.index() * self.slices as usize + slice.index()]
     }

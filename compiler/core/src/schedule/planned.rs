@@ -22,4 +22,23 @@ impl Plan {
         problem.weight_parts = self.products.max(1);
         Ok(problem)
     }
+
+    /// The part of a problem of this plan that one replica has; every device has what its like has least of in any replica.
+    ///
+    /// # Errors
+    /// More units than a table holds.
+    pub fn problem_of_replica(&self, whole: &Problem) -> Result<Problem, ProblemError> {
+        let replica = self.replica();
+        let mut problem = replica.problem()?;
+        problem.set_costs(|stage, slice| *whole.cost(self.stage_of(0, stage), slice));
+        problem.weight_parts = whole.weight_parts;
+        problem.caps = whole.caps.as_ref().map(|caps| {
+            let of_device = |device: usize| {
+                let alike = caps.values().skip(device).step_by(replica.devices.len().max(1));
+                alike.copied().min().unwrap_or(0)
+            };
+            (0..replica.devices.len()).map(of_device).collect()
+        });
+        Ok(problem)
+    }
 }

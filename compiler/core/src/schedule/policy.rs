@@ -1,9 +1,9 @@
 //! The names of all policies, and the one place that calls them.
 
 use super::{
-    Effort, Placement, Problem, Refusal, Schedule, Svpp, auto, breadth_first, chimera, controllable,
-    eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp, terapipe, zb_v,
-    zero_bubble,
+    Effort, Placement, Problem, Refusal, Schedule, Svpp, WeightGrads, auto, breadth_first, chimera,
+    controllable, eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp,
+    terapipe, zb_v, zero_bubble,
 };
 use crate::spec;
 
@@ -51,6 +51,17 @@ pub enum Policy {
     Auto(Effort),
 }
 
+/// Which backward passes an order has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Uses {
+    /// BW.
+    pub whole: bool,
+    /// B and W.
+    pub split: bool,
+    /// B and the GEMMs of W.
+    pub products: bool,
+}
+
 impl Policy {
     /// Every policy but `auto`, with its usual options, each with its name.
     pub const ALL: [(&'static str, Self); 17] = [
@@ -93,6 +104,71 @@ impl Policy {
         }
     }
 
+    /// The policy of a schedule; none where a file gives the order.
+    pub fn of(schedule: spec::Schedule) -> Option<Self> {
+        Some(match schedule {
+            spec::Schedule::GPipe => Self::GPipe,
+            spec::Schedule::OneFOneB => Self::OneFOneB,
+            spec::Schedule::Interleaved { virtual_stages: _, group } => {
+                Self::Interleaved { group: Some(group) }
+            }
+            spec::Schedule::BreadthFirst { .. } => Self::BreadthFirst,
+            spec::Schedule::TeraPipe { .. } => Self::TeraPipe,
+            spec::Schedule::Seq1F1B { .. } => Self::Seq1F1B,
+            spec::Schedule::SlimPipe { .. } => Self::SlimPipe,
+            spec::Schedule::Svpp { virtual_stages: _, slices: _, in_flight, bias, weight_grads } => {
+                let in_flight = match in_flight {
+                    spec::InFlight::Units(units) => Some(units),
+                    spec::InFlight::Max | spec::InFlight::Auto => None,
+                };
+                Self::Svpp(Svpp { in_flight, bias, weight_grads, group: None })
+            }
+            spec::Schedule::ZbH1 => Self::ZbH1,
+            spec::Schedule::ZbH2 => Self::ZbH2,
+            spec::Schedule::ZbV => Self::ZbV,
+            spec::Schedule::VHalf => Self::VHalf,
+            spec::Schedule::VMin => Self::VMin,
+            spec::Schedule::DualPipe => Self::DualPipe,
+            spec::Schedule::DualPipeV => Self::DualPipeV,
+            spec::Schedule::Chimera => Self::Chimera,
+            spec::Schedule::Hanayo { .. } => Self::Hanayo,
+            spec::Schedule::Auto { virtual_stages: _, slices: _, memory: _, effort } => {
+                Self::Auto(match effort {
+                    0 => Effort::Least,
+                    1 => Effort::Usual,
+                    2 => Effort::More,
+                    3.. => Effort::Most,
+                })
+            }
+            spec::Schedule::From { .. } => return None,
+        })
+    }
+
+    /// The backward passes that the policy may order.
+    pub fn uses(self) -> Uses {
+        match self {
+            Self::GPipe
+            | Self::BreadthFirst
+            | Self::TeraPipe
+            | Self::OneFOneB
+            | Self::Interleaved { group: _ }
+            | Self::Seq1F1B
+            | Self::SlimPipe
+            | Self::Chimera
+            | Self::Hanayo => Uses { whole: true, split: false, products: false },
+            Self::Svpp(Svpp { weight_grads, .. }) => Uses {
+                whole: weight_grads == WeightGrads::Fused,
+                split: weight_grads == WeightGrads::Split,
+                products: weight_grads == WeightGrads::PerGemm,
+            },
+            Self::ZbH1 | Self::ZbH2 | Self::ZbV | Self::VHalf | Self::VMin => {
+                Uses { whole: false, split: true, products: false }
+            }
+            Self::DualPipe | Self::DualPipeV => Uses { whole: true, split: true, products: false },
+            Self::Auto(_) => Uses { whole: true, split: true, products: true },
+        }
+    }
+
     /// Where the policy has its stages.
     pub fn placement(self) -> Placement {
         match self {
@@ -109,40 +185,6 @@ impl Policy {
             | Self::Auto(_) => Placement::Loop,
             Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo => Placement::Zigzag,
             Self::DualPipe | Self::Chimera => Placement::Bidirectional,
-        }
-    }
-}
-
-impl From<spec::Schedule> for Policy {
-    fn from(schedule: spec::Schedule) -> Self {
-        match schedule {
-            spec::Schedule::GPipe => Self::GPipe,
-            spec::Schedule::OneFOneB => Self::OneFOneB,
-            spec::Schedule::Interleaved { virtual_stages: _, group } => {
-                Self::Interleaved { group: Some(group) }
-            }
-            spec::Schedule::BreadthFirst { .. } => Self::BreadthFirst,
-            spec::Schedule::TeraPipe { .. } => Self::TeraPipe,
-            spec::Schedule::Seq1F1B { .. } => Self::Seq1F1B,
-            spec::Schedule::SlimPipe { .. } => Self::SlimPipe,
-            spec::Schedule::Svpp { virtual_stages: _, slices: _, in_flight, bias, weight_grads } => {
-                Self::Svpp(Svpp { in_flight, bias, weight_grads, group: None })
-            }
-            spec::Schedule::ZbH1 => Self::ZbH1,
-            spec::Schedule::ZbH2 => Self::ZbH2,
-            spec::Schedule::ZbV => Self::ZbV,
-            spec::Schedule::VHalf => Self::VHalf,
-            spec::Schedule::VMin => Self::VMin,
-            spec::Schedule::DualPipe => Self::DualPipe,
-            spec::Schedule::DualPipeV => Self::DualPipeV,
-            spec::Schedule::Chimera => Self::Chimera,
-            spec::Schedule::Hanayo { .. } => Self::Hanayo,
-            spec::Schedule::Auto { virtual_stages: _, slices: _, effort } => Self::Auto(match effort {
-                0 => Effort::Least,
-                1 => Effort::Usual,
-                2 => Effort::More,
-                3.. => Effort::Most,
-            }),
         }
     }
 }

@@ -12,6 +12,7 @@
 use super::limit::Limit;
 use super::list::{Backward, First, Rules, Weights, list};
 use super::{Problem, Refusal, Schedule, WeightGrads, peaks, require, rounds};
+use pipec_program::id::IdVec;
 
 /// The options of SVPP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,37 +50,48 @@ pub(super) fn order(problem: &Problem, options: Svpp) -> Result<Schedule, Refusa
     let least = problem.chunks() * problem.slices();
     let limit = match options.in_flight {
         Some(found) if found < least => return Err(Refusal::InFlight { least, found }),
-        Some(units) if units < fastest => Some(Limit::units(problem, units)),
+        Some(units) if units < fastest => Limit::units(problem, units),
         Some(_) | None => {
-            let schedule = closed_form(problem, options)?;
-            let fits = problem.caps.as_ref().is_none_or(|caps| {
-                peaks(problem, &schedule).values().zip(caps.values()).all(|(peak, cap)| peak <= cap)
-            });
-            if fits {
-                return Ok(schedule);
+            let schedule = closed_form(problem, options);
+            match Limit::memory(problem, options.weight_grads != WeightGrads::Fused) {
+                None => return schedule,
+                Some(limit) => match schedule {
+                    Ok(schedule) if fits(problem, &schedule) => return Ok(schedule),
+                    // Weight gradients that find no room at full speed may find it with fewer units alive.
+                    Ok(_) | Err(_) => limit,
+                },
             }
-            Limit::memory(problem, options.weight_grads != WeightGrads::Fused)
         }
     };
-    let Some(limit) = limit else { return closed_form(problem, options) };
+    let mut rules = Rules {
+        backward: backward(options.weight_grads),
+        first: First::Rounds(1),
+        weights: Weights::Fill,
+        alternate: true,
+        limit: Some(&limit),
+    };
+    let eager;
     if let Some(shortage) = limit.shortage(problem) {
-        return Err(shortage);
+        // Weight gradients that do not wait leave room for one unit of what they need.
+        eager = Limit::one_waits(problem).filter(|_| rules.backward != Backward::Whole).ok_or(shortage)?;
+        if let Some(shortage) = eager.shortage(problem) {
+            return Err(shortage);
+        }
+        (rules.weights, rules.limit) = (Weights::Eager, Some(&eager));
     }
     // Where less than a whole round fits, smaller rounds may be faster.
     let full = group(problem, options);
     let groups = if options.group.is_some() { vec![full] } else { vec![full, full.div_ceil(2), 1] };
-    let listed = groups.into_iter().filter_map(|group| {
-        let rules = Rules {
-            backward: backward(options.weight_grads),
-            first: First::Rounds(group),
-            weights: Weights::Fill,
-            alternate: true,
-            limit: Some(&limit),
-        };
-        list(problem, rules)
-    });
+    let listed =
+        groups.into_iter().filter_map(|group| list(problem, Rules { first: First::Rounds(group), ..rules }));
     let fastest = listed.min_by_key(|listed| listed.makespan);
     fastest.map(|listed| listed.schedule).ok_or(Refusal::InFlight { least, found: 0 })
+}
+
+/// Whether every device has the memory that a schedule takes.
+fn fits(problem: &Problem, schedule: &Schedule) -> bool {
+    let caps = problem.caps.iter().flat_map(IdVec::values);
+    peaks(problem, schedule).values().zip(caps).all(|(peak, cap)| peak <= cap)
 }
 
 /// The order at full speed.

@@ -8,6 +8,7 @@
 
 mod cluster;
 mod constant;
+mod given;
 mod model;
 mod number;
 mod pipeline;
@@ -19,10 +20,11 @@ mod settings;
 mod sources;
 mod train;
 
+pub use given::{Given, GivenForm, schedules};
 pub use model::ops;
 pub use print::print;
 pub use resolve::{Choice, Resolution, check, resolve};
-pub use schedule::{Placement, Schedule, WeightGrads};
+pub use schedule::{InFlight, MemoryLimit, Placement, Schedule, WeightGrads};
 pub use sources::{LIBRARY, LibraryFile, Sources, used_path, uses};
 
 use pipe_grammar::ast::Span;
@@ -439,6 +441,8 @@ pub struct Pipeline {
     pub cut: Cut,
     /// The order of passes.
     pub schedule: Schedule,
+    /// The file of the order, where the schedule is from one.
+    pub given: Option<Given>,
     /// How slices are cut, in hundredths: 0 for equal lengths, 100 for equal work, and between.
     pub balance: u16,
 }

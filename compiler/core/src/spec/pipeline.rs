@@ -1,6 +1,7 @@
 //! The pipeline: how the model runs on the cluster, and whether the numbers of both fit.
 
 use super::constant::{Constant, Kind, Settings, wrong_kind};
+use super::given::{self, Given};
 use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
@@ -50,7 +51,22 @@ pub(super) struct Wished {
     replicas: u32,
     layers: Option<Vec<u32>>,
     schedule: Wish,
+    given: Option<Given>,
     origins: Places,
+}
+
+impl Wished {
+    /// The file of the schedule, and where its name stands.
+    pub(super) fn file(&self) -> Option<(&str, Origin)> {
+        self.schedule.file.as_ref().map(|(name, origin)| (name.as_str(), *origin))
+    }
+
+    /// The same with what the file of the schedule says.
+    pub(super) fn with(mut self, given: Given) -> Self {
+        self.schedule.schedule = given.schedule();
+        self.given = Some(given);
+        self
+    }
 }
 
 /// Where the entries of a pipeline stand.
@@ -105,14 +121,9 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         layers: block.origin("layers"),
         cluster: block.origin("cluster"),
     };
-    let wished = Wished {
-        stages: stages?,
-        devices: devices?,
-        replicas: replicas?.unwrap_or(1),
-        layers: layers?,
-        schedule: schedule?,
-        origins,
-    };
+    let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
+    let replicas = replicas?.unwrap_or(1);
+    let wished = Wished { stages, devices, replicas, layers, schedule, given: None, origins };
     (report.errors() == errors).then_some(wished)
 }
 
@@ -160,7 +171,6 @@ pub(super) fn pipeline(
     check_slices(wished, schedule, train, report);
     check_sliceable(wished, schedule, model, operations, report);
     let micro_batches = micro_batches(wished, train, report)?;
-    let balance = wished.schedule.balance;
     let copies = u64::from(schedule.placement().copies()) * u64::from(wished.replicas);
     if let Some(place) = train.sharded.filter(|_| copies < 2) {
         report.push(
@@ -173,8 +183,11 @@ pub(super) fn pipeline(
             .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
         );
     }
-    let replicas = wished.replicas;
-    let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, balance };
+    let (balance, replicas, given) = (wished.schedule.balance, wished.replicas, wished.given.clone());
+    if let Some(given) = &given {
+        given::check(given, wished.schedule.slices, devices, micro_batches / replicas.max(1), report);
+    }
+    let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance };
     (report.errors() == errors).then_some(pipeline)
 }
 

@@ -2,6 +2,7 @@
 
 use super::cluster::cluster;
 use super::constant::{Constant, Environment, Kind, Settings, settings, wrong_kind};
+use super::given;
 use super::model::model;
 use super::pipeline::{pipeline, wished};
 use super::report::Report;
@@ -121,7 +122,7 @@ fn chosen(
     // A complaint about the whole block points at its first word.
     let start = declaration.span.start;
     values.origin.span = ast::Span::new(start, start + "pipeline".len());
-    let wished = wished(&values, report);
+    let wished = wished(&values, report).and_then(|wished| given::find(wished, sources, report));
     let (model_used, cluster_used) = (
         used("model", &values, choice.model.as_deref(), report),
         used("cluster", &values, choice.cluster.as_deref(), report),

@@ -3,8 +3,8 @@
 //! Reading files is the caller's business: it asks a parsed file for the files it [`uses`], reads and parses those,
 //! adds each under the path that [`used_path`] gives, and goes on until nothing is missing.
 
-use super::Origin;
 use super::report::Report;
+use super::{Given, Origin};
 use pipe_grammar::ast::{Cluster, File, Model, Path, Text, Train, Use, UseTarget};
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use std::collections::BTreeMap;
@@ -41,6 +41,8 @@ pub const LIBRARY: &[LibraryFile] = &[
 pub struct Sources {
     files: BTreeMap<SourceId, (String, Indexed)>,
     paths: BTreeMap<String, SourceId>,
+    /// Schedules in files, by path, or what is wrong with them.
+    schedules: BTreeMap<String, Result<Given, String>>,
     /// Parsed when they are first asked for.
     library: Vec<(&'static LibraryFile, OnceLock<Indexed>)>,
 }
@@ -75,7 +77,7 @@ impl Sources {
     /// The library and no file yet.
     pub fn new() -> Self {
         let library = LIBRARY.iter().map(|file| (file, OnceLock::new())).collect();
-        Sources { files: BTreeMap::new(), paths: BTreeMap::new(), library }
+        Sources { files: BTreeMap::new(), paths: BTreeMap::new(), schedules: BTreeMap::new(), library }
     }
 
     /// Adds a file under its path, `/` between the parts. The path matters only for `use "..."`.
@@ -83,6 +85,17 @@ impl Sources {
         let path = used_path("", path);
         self.paths.insert(path.clone(), file.source);
         self.files.insert(file.source, (path, Indexed::new(file)));
+    }
+
+    /// Adds a schedule in a file under its path, or what is wrong with it.
+    pub fn add_schedule(&mut self, path: &str, schedule: Result<Given, String>) {
+        self.schedules.insert(used_path("", path), schedule);
+    }
+
+    /// The schedule that `from("...")` in a file means.
+    pub(super) fn schedule(&self, from: SourceId, name: &str) -> Option<&Result<Given, String>> {
+        let path = self.files.get(&from).map_or("", |(path, _)| path.as_str());
+        self.schedules.get(&used_path(path, name))
     }
 
     /// The file that was added under a path.

@@ -2,6 +2,7 @@
 
 use super::support::{draw_all, repository, settle};
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId};
+use pipec_compiler::schedule::given;
 use pipec_compiler::spec::{Choice, Sources, check, resolve};
 
 const PAGE: &str = "docs/errors.md";
@@ -25,8 +26,9 @@ fn fenced<'p>(section: &'p str, opening: &str) -> Option<&'p str> {
     Some(&section[start..start + end])
 }
 
-/// What is said about an example: by the parser, else about its pipeline, else about its declarations.
-fn said(text: &str) -> Vec<Diagnostic> {
+/// What is said about an example: by the parser, else about its pipeline, else about its declarations. `order` is the text
+/// of the file `order.csv`.
+fn said(text: &str, order: Option<&str>) -> Vec<Diagnostic> {
     let parsed = pipe_grammar::parse(SourceId(0), text);
     if !parsed.diagnostics.is_empty() {
         return parsed.diagnostics;
@@ -34,6 +36,9 @@ fn said(text: &str) -> Vec<Diagnostic> {
     let chosen = text.contains("pipeline");
     let mut sources = Sources::new();
     sources.add("example.pipe", parsed.file);
+    if let Some(order) = order {
+        sources.add_schedule("order.csv", given::read("order.csv", order));
+    }
     if chosen {
         resolve(&sources, SourceId(0), &Choice::default()).err().unwrap_or_default()
     } else {
@@ -53,7 +58,7 @@ fn every_code_is_explained_by_an_example_of_it() {
             continue;
         }
         let example = fenced(section, "```pipe\n").unwrap_or_else(|| panic!("{code} has no example"));
-        let said = said(example);
+        let said = said(example, fenced(section, "```csv\n"));
         let drawn = draw_all(&said, &[example.to_owned()]);
         if said.is_empty() || said.iter().any(|diagnostic| diagnostic.code != *code) {
             wrong.push(format!("{code} is not what the example shows:\n{drawn}"));

@@ -15,7 +15,7 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
-use crate::schedule::{Schedule, Step};
+use crate::schedule::{Schedule, Step, Uses};
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, DType, Function, ParamId, ParameterId, Pass, Slice, TensorType};
 use std::borrow::Cow;
@@ -84,6 +84,12 @@ pub struct Wanted {
 }
 
 impl Wanted {
+    /// What schedules may ask for that use some passes, where a stage has so many products of weight gradients at most.
+    pub fn of(uses: Uses, products: u16) -> Self {
+        let parts = uses.products.then_some(products.max(1));
+        Self { fused: uses.whole, weights: uses.split, parts }
+    }
+
     /// What a schedule asks for.
     pub fn by(schedule: &Schedule) -> Self {
         let mut wanted = Self::default();

@@ -9,7 +9,8 @@ mod steps;
 
 use super::{Channels, Execution, Problem, ProblemError, Schedule, capacity, peaks};
 use pipec_program::{DeviceId, Pass};
-use serde::{Deserialize, Serialize};
+use serde::de::IgnoredAny;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::fmt;
 
 /// A problem, and a schedule for it if there are `ops`.
@@ -43,7 +44,7 @@ pub struct ScheduleFile {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pairs: Option<Vec<Vec<usize>>>,
     /// What the schedule takes. Written, and not read back.
-    #[serde(default, skip_deserializing, skip_serializing_if = "Option::is_none")]
+    #[serde(default, deserialize_with = "unread", skip_serializing_if = "Option::is_none")]
     pub report: Option<Report>,
 }
 
@@ -277,6 +278,11 @@ impl fmt::Display for FileError {
 }
 
 impl std::error::Error for FileError {}
+
+/// Passes over whatever stands there.
+fn unread<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Report>, D::Error> {
+    IgnoredAny::deserialize(deserializer).map(|_| None)
+}
 
 fn one() -> u32 {
     1

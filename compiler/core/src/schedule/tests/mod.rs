@@ -4,6 +4,7 @@ mod auto;
 mod closed_forms;
 mod csv;
 mod file;
+mod given;
 mod grids;
 mod laws;
 

@@ -1,8 +1,10 @@
-//! The schedule of a pipeline: its name and options.
+//! The schedule of a pipeline: its name and options, or the file that gives it.
 
 mod read;
 
 pub(super) use read::{Wish, read, small};
+
+use pipec_program::Bytes;
 
 /// The order of passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,8 +50,8 @@ pub enum Schedule {
         virtual_stages: u32,
         /// Slices of a sequence s.
         slices: u32,
-        /// The most units alive on a device; as many as full speed takes without it.
-        in_flight: Option<u32>,
+        /// The most units alive on a device.
+        in_flight: InFlight,
         /// Forward passes of the warm-up per hop to the last device, in hundredths from 100 to 200.
         bias: u16,
         /// How weight gradients are computed.
@@ -82,9 +84,40 @@ pub enum Schedule {
         virtual_stages: u32,
         /// Slices of a sequence s.
         slices: u32,
+        /// The most memory of a device; all that it has without it.
+        memory: Option<MemoryLimit>,
         /// How long to search, 0 to 3.
         effort: u8,
     },
+    /// The order that a file gives: the `given` of the pipeline.
+    From {
+        /// Stages per device and copy v.
+        virtual_stages: u32,
+        /// Slices of a sequence s.
+        slices: u32,
+        /// Where its stages stand.
+        placement: Placement,
+    },
+}
+
+/// How many units may be alive on a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum InFlight {
+    /// As many as full speed takes.
+    Max,
+    /// As many as the memory of each device holds.
+    Auto,
+    /// So many.
+    Units(u32),
+}
+
+/// The most memory that a schedule may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MemoryLimit {
+    /// All memory of a device together.
+    Device(Bytes),
+    /// The activations alone, in thousandths of A, the activations of one micro-batch over the whole model.
+    Activations(u32),
 }
 
 /// How weight gradients are computed.
@@ -142,6 +175,7 @@ impl Schedule {
             Self::Chimera => "chimera",
             Self::Hanayo { .. } => "hanayo",
             Self::Auto { .. } => "auto",
+            Self::From { .. } => "from",
         }
     }
 
@@ -161,7 +195,8 @@ impl Schedule {
             | Self::Seq1F1B { virtual_stages, .. }
             | Self::SlimPipe { virtual_stages, .. }
             | Self::Svpp { virtual_stages, .. }
-            | Self::Auto { virtual_stages, .. } => virtual_stages,
+            | Self::Auto { virtual_stages, .. }
+            | Self::From { virtual_stages, .. } => virtual_stages,
             Self::Hanayo { waves } => waves.saturating_mul(2),
         }
     }
@@ -173,7 +208,8 @@ impl Schedule {
             | Self::Seq1F1B { slices, .. }
             | Self::SlimPipe { slices, .. }
             | Self::Svpp { slices, .. }
-            | Self::Auto { slices, .. } => slices,
+            | Self::Auto { slices, .. }
+            | Self::From { slices, .. } => slices,
             Self::GPipe
             | Self::OneFOneB
             | Self::Interleaved { .. }
@@ -195,6 +231,7 @@ impl Schedule {
         match self {
             Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo { .. } => Placement::Zigzag,
             Self::DualPipe | Self::Chimera => Placement::Bidirectional,
+            Self::From { placement, .. } => placement,
             Self::GPipe
             | Self::OneFOneB
             | Self::Interleaved { .. }
@@ -222,7 +259,11 @@ impl Schedule {
                 format!("{name} virtual {virtual_stages} slices {slices}")
             }
             Self::Svpp { virtual_stages, slices, in_flight, bias, weight_grads } => {
-                let in_flight = in_flight.map_or("max".to_owned(), |units| units.to_string());
+                let in_flight = match in_flight {
+                    InFlight::Max => "max".to_owned(),
+                    InFlight::Auto => "auto".to_owned(),
+                    InFlight::Units(units) => units.to_string(),
+                };
                 let (whole, hundredths) = (bias / 100, bias % 100);
                 let weight_grads = match weight_grads {
                     WeightGrads::Fused => "fused",
@@ -234,8 +275,18 @@ impl Schedule {
                 )
             }
             Self::Hanayo { waves } => format!("{name} waves {waves}"),
-            Self::Auto { virtual_stages, slices, effort } => {
-                format!("{name} virtual {virtual_stages} slices {slices} effort {effort}")
+            Self::Auto { virtual_stages, slices, memory, effort } => {
+                let memory = match memory {
+                    None => String::new(),
+                    Some(MemoryLimit::Device(bytes)) => format!("memory {bytes} "),
+                    Some(MemoryLimit::Activations(part)) => {
+                        format!("memory {}.{:03} A ", part / 1000, part % 1000)
+                    }
+                };
+                format!("{name} virtual {virtual_stages} slices {slices} {memory}effort {effort}")
+            }
+            Self::From { virtual_stages, slices, placement: _ } => {
+                format!("{name} virtual {virtual_stages} slices {slices}")
             }
             Self::GPipe
             | Self::OneFOneB

@@ -1,11 +1,13 @@
-//! Reading a schedule and its options.
+//! Reading a schedule and its options, or the name of the file that gives it.
 
-use super::{Schedule, WeightGrads};
+use super::{InFlight, MemoryLimit, Placement, Schedule, WeightGrads};
 use crate::spec::Origin;
 use crate::spec::constant::{Constant, Environment, Kind, Settings, wrong_kind};
+use crate::spec::number::Dimension;
 use crate::spec::report::Report;
 use crate::spec::settings::Block;
 use pipe_grammar::diagnostic::{Code, Diagnostic, suggest};
+use pipec_program::Bytes;
 
 /// The schedules by their names.
 const NAMES: [&str; 18] = [
@@ -44,10 +46,12 @@ const UNAVAILABLE: [&str; 3] = ["spipe", "pipedream", "bitpipe"];
 
 /// A schedule as written, and where its number of slices stands. The group of an interleaved one is the number of devices
 /// where it is not given, which [`Wish::settle`] knows.
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 pub(in crate::spec) struct Wish {
-    schedule: Schedule,
+    pub(in crate::spec) schedule: Schedule,
     has_group: bool,
+    /// The file of the schedule, and where its name stands.
+    pub(in crate::spec) file: Option<(String, Origin)>,
     pub(in crate::spec) slices: Origin,
     /// Between slices of equal length (0) and of equal work (100).
     pub(in crate::spec) balance: u16,
@@ -56,11 +60,11 @@ pub(in crate::spec) struct Wish {
 impl Wish {
     /// What stands for a pipeline without a schedule.
     pub(in crate::spec) fn usual(origin: Origin) -> Self {
-        Self { schedule: Schedule::OneFOneB, has_group: false, slices: origin, balance: 0 }
+        Self { schedule: Schedule::OneFOneB, has_group: false, file: None, slices: origin, balance: 0 }
     }
 
     /// The schedule for a number of devices.
-    pub(in crate::spec) fn settle(self, devices: u32) -> Schedule {
+    pub(in crate::spec) fn settle(&self, devices: u32) -> Schedule {
         match self.schedule {
             Schedule::Interleaved { virtual_stages, group: _ } if !self.has_group => {
                 Schedule::Interleaved { virtual_stages, group: devices }
@@ -77,6 +81,7 @@ pub(in crate::spec) fn read(value: &Constant, report: &mut Report) -> Option<Wis
     let (name, settings) = match &value.kind {
         Kind::Word(name) => (name.as_str(), &none),
         Kind::Record(name, _, settings) => (name.as_str(), settings),
+        Kind::Call(name, arguments) if name == "from" => return from_file(arguments, origin, report),
         Kind::Poison
         | Kind::Number(_)
         | Kind::Quantity(..)
@@ -99,6 +104,23 @@ pub(in crate::spec) fn read(value: &Constant, report: &mut Report) -> Option<Wis
         return None;
     }
     Some(wish)
+}
+
+/// `from("order.json")`: what is in the file is read where all files are known.
+fn from_file(
+    arguments: &[(Option<(String, Origin)>, Constant)],
+    origin: Origin,
+    report: &mut Report,
+) -> Option<Wish> {
+    let [(None, path)] = arguments else {
+        let error = Diagnostic::error(origin.source, Code::WrongKind, "a schedule comes from one file");
+        report.push(error.at(origin.span, "").help("write `from(\"order.json\")` or `from(\"order.csv\")`"));
+        return None;
+    };
+    let text = path.as_text(report)?;
+    let schedule = Schedule::From { virtual_stages: 1, slices: 1, placement: Placement::Loop };
+    let file = Some((text.to_owned(), path.origin));
+    Some(Wish { schedule, has_group: false, file, slices: path.origin, balance: 0 })
 }
 
 fn unknown(name: &str, origin: Origin) -> Diagnostic {
@@ -126,7 +148,7 @@ fn keys(name: &str) -> &'static [&'static str] {
         "slimpipe" => &["virtual", "slices"],
         "svpp" => &["virtual", "slices", "cut", "in_flight", "bias", "weight_grads"],
         "hanayo" => &["waves"],
-        "auto" => &["virtual", "slices", "cut", "effort"],
+        "auto" => &["virtual", "slices", "cut", "memory", "effort"],
         _ => &[],
     }
 }
@@ -212,13 +234,20 @@ impl Options<'_> {
                     ),
                     None => Some(1.0),
                 };
-                Schedule::Auto { virtual_stages: chunks?, slices: slices?, effort: effort? as u8 }
+                let memory = self.memory(report);
+                Schedule::Auto {
+                    virtual_stages: chunks?,
+                    slices: slices?,
+                    memory: memory?,
+                    effort: effort? as u8,
+                }
             }
             _ => return None,
         };
         Some(Wish {
             schedule,
             has_group,
+            file: None,
             slices: self.block.origin("slices"),
             balance: self.balance(report)?,
         })
@@ -234,12 +263,34 @@ impl Options<'_> {
         self.block.get(key).map_or(Some(usual), |value| small(value, 1, report))
     }
 
-    fn in_flight(&self, report: &mut Report) -> Option<Option<u32>> {
+    fn in_flight(&self, report: &mut Report) -> Option<InFlight> {
         match self.block.get("in_flight") {
-            None => Some(None),
-            Some(Constant { kind: Kind::Word(word), .. }) if word == "max" => Some(None),
-            Some(value) => small(value, 1, report).map(Some),
+            None => Some(InFlight::Max),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "max" => Some(InFlight::Max),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "auto" => Some(InFlight::Auto),
+            Some(value) => small(value, 1, report).map(InFlight::Units),
         }
+    }
+
+    /// An amount of memory, or a part of A.
+    fn memory(&self, report: &mut Report) -> Option<Option<MemoryLimit>> {
+        let Some(value) = self.block.get("memory") else { return Some(None) };
+        let limit = match value.kind {
+            Kind::Number(_) => {
+                let range = |part: f64| (0.001..=1000.0).contains(&part);
+                let what = "a part of A, from 0.001 to 1000, or an amount such as `24 GiB`";
+                let part = value.as_real(what, range, &Environment::new(), report)?;
+                MemoryLimit::Activations((part * 1000.0).round() as u32)
+            }
+            Kind::Poison
+            | Kind::Quantity(..)
+            | Kind::Word(_)
+            | Kind::Text(_)
+            | Kind::List(_)
+            | Kind::Call(..)
+            | Kind::Record(..) => MemoryLimit::Device(Bytes(value.as_quantity(Dimension::Memory, report)?)),
+        };
+        Some(Some(limit))
     }
 
     fn bias(&self, report: &mut Report) -> Option<u16> {
@@ -313,7 +364,8 @@ impl Options<'_> {
             | Schedule::DualPipeV
             | Schedule::Chimera
             | Schedule::Hanayo { .. }
-            | Schedule::Auto { .. } => return,
+            | Schedule::Auto { .. }
+            | Schedule::From { .. } => return,
         };
         let place = self.block.origin(key);
         report.push(

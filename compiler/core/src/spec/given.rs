@@ -1,0 +1,99 @@
+//! A schedule that a file gives, in place of a policy.
+//!
+//! The specification knows the sizes and the placement of such a file, which a pipeline must match; what its passes say is
+//! read where schedules are made. Whoever reads the files makes a [`Given`] of each (`schedule::given`) and adds it to
+//! the [`Sources`].
+
+use super::pipeline::Wished;
+use super::report::Report;
+use super::{Origin, Placement, Schedule, Sources};
+use pipe_grammar::ast::{ExprKind, File, Text};
+use pipe_grammar::diagnostic::{Code, Diagnostic};
+
+/// A schedule in a file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Given {
+    /// How the file is written.
+    pub form: GivenForm,
+    /// What stands in it.
+    pub text: String,
+    /// Devices p.
+    pub devices: u32,
+    /// Stages of a copy on each device v.
+    pub virtual_stages: u32,
+    /// Slices s of a sequence.
+    pub slices: u32,
+    /// Micro-batches n of a step.
+    pub micro_batches: u32,
+    /// Where stages stand.
+    pub placement: Placement,
+}
+
+/// The forms of schedules in files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GivenForm {
+    /// PyTorch's pipeline CSV, of either dialect.
+    Csv,
+    /// The JSON of `pipec schedule` and `pipec build --emit=schedule-json`.
+    Json,
+}
+
+impl Given {
+    /// The entry of a pipeline.
+    pub fn schedule(&self) -> Schedule {
+        let &Self { virtual_stages, slices, placement, .. } = self;
+        Schedule::From { virtual_stages, slices, placement }
+    }
+}
+
+/// The texts of `schedule: from("...")` in a file, in order; each names a file relative to this one.
+pub fn schedules(file: &File) -> impl Iterator<Item = &Text> {
+    let entries = file.pipelines.iter().flat_map(|pipeline| &pipeline.settings.entries);
+    let from = entries.filter(|entry| entry.key.text == "schedule").filter_map(|entry| {
+        let ExprKind::Call(call) = &entry.value.kind else { return None };
+        (call.callee.to_string() == "from").then_some(&call.arguments)
+    });
+    from.flatten().filter_map(|argument| {
+        let ExprKind::Text(text) = &argument.value.kind else { return None };
+        Some(text)
+    })
+}
+
+/// Finds the file of a schedule. `None` where it is missing or cannot be read as one, which is reported.
+pub(super) fn find(wished: Wished, sources: &Sources, report: &mut Report) -> Option<Wished> {
+    let Some((name, origin)) = wished.file() else { return Some(wished) };
+    let error = |code, message: String| Diagnostic::error(origin.source, code, message).at(origin.span, "");
+    match sources.schedule(origin.source, name) {
+        None => {
+            let help = "the path is relative to the folder of this file";
+            report.push(error(Code::UseNotFound, format!("there is no file `{name}`")).help(help));
+            None
+        }
+        Some(Err(message)) => {
+            report.push(error(Code::GivenSchedule, format!("`{name}` is no schedule: {message}")));
+            None
+        }
+        Some(Ok(given)) => Some(wished.with(given.clone())),
+    }
+}
+
+/// A schedule in a file is one of the pipeline.
+pub(super) fn check(given: &Given, origin: Origin, devices: u32, micro_batches: u32, report: &mut Report) {
+    let mut differ = |[one, many]: [&str; 2], theirs: u32, ours: u32, help: String| {
+        if theirs != ours {
+            let theirs = format!("{theirs} {}", if theirs == 1 { one } else { many });
+            let message = format!("the schedule is of {theirs}, the pipeline of {ours}");
+            let error = Diagnostic::error(origin.source, Code::GivenSchedule, message);
+            report.push(error.at(origin.span, theirs).help(help));
+        }
+    };
+    let theirs = given.devices;
+    differ(
+        ["device", "devices"],
+        theirs,
+        devices,
+        format!("write `devices: {theirs}`, or take a schedule of {devices}"),
+    );
+    let batch = "change `global_batch`, which is the micro-batches of a step times `micro_batch`".to_owned();
+    differ(["micro-batch", "micro-batches"], given.micro_batches, micro_batches, batch);
+}
