@@ -34,7 +34,7 @@ fn main() {
     }
     // Slices of attention: more than three million passes.
     let (schedule, devices, micro_batches) = if full {
-        ("svpp { virtual: 2, slices: 16 }", 64, 512)
+        ("svpp { virtual: 2, slices: 16, weight_grads: split }", 64, 512)
     } else {
         ("svpp { virtual: 2, slices: 4 }", 4, 8)
     };
