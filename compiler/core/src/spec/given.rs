@@ -77,23 +77,27 @@ pub(super) fn find(wished: Wished, sources: &Sources, report: &mut Report) -> Op
     }
 }
 
-/// A schedule in a file is one of the pipeline.
-pub(super) fn check(given: &Given, origin: Origin, devices: u32, micro_batches: u32, report: &mut Report) {
+/// A schedule in a file is one of a pipeline of so many devices and micro-batches in each replica.
+pub(super) fn check(
+    given: &Given,
+    origin: Origin,
+    devices: u32,
+    micro_batches: u32,
+    replicas: u32,
+    report: &mut Report,
+) {
     let mut differ = |[one, many]: [&str; 2], theirs: u32, ours: u32, help: String| {
         if theirs != ours {
             let theirs = format!("{theirs} {}", if theirs == 1 { one } else { many });
-            let message = format!("the schedule is of {theirs}, the pipeline of {ours}");
+            let whose = if replicas > 1 { "each replica" } else { "the pipeline" };
+            let message = format!("the schedule is of {theirs}, {whose} of {ours}");
             let error = Diagnostic::error(origin.source, Code::GivenSchedule, message);
             report.push(error.at(origin.span, theirs).help(help));
         }
     };
-    let theirs = given.devices;
-    differ(
-        ["device", "devices"],
-        theirs,
-        devices,
-        format!("write `devices: {theirs}`, or take a schedule of {devices}"),
-    );
+    let all = u64::from(given.devices) * u64::from(replicas);
+    let help = format!("write `devices: {all}`, or take a schedule of {devices}");
+    differ(["device", "devices"], given.devices, devices, help);
     let batch = "change `global_batch`, which is the micro-batches of a step times `micro_batch`".to_owned();
     differ(["micro-batch", "micro-batches"], given.micro_batches, micro_batches, batch);
 }

@@ -185,7 +185,8 @@ pub(super) fn pipeline(
     }
     let (balance, replicas, given) = (wished.schedule.balance, wished.replicas, wished.given.clone());
     if let Some(given) = &given {
-        given::check(given, wished.schedule.slices, devices, micro_batches / replicas.max(1), report);
+        let each = micro_batches / replicas.max(1);
+        given::check(given, wished.schedule.slices, devices, each, replicas, report);
     }
     let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance };
     (report.errors() == errors).then_some(pipeline)
