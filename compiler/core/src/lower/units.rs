@@ -1,6 +1,6 @@
 //! The memory of units and of devices: what makes the problem of a plan more than times.
 //!
-//! Every unit is counted as [`super::lifetimes`] holds it, each tensor rounded up to the alignment of buffers. What the
+//! Every unit is counted as [`mod@super::lifetimes`] holds it, each tensor rounded up to the alignment of buffers. What the
 //! problem has no word for is left out of the cap of a device instead: what lives for the whole step, and room for the
 //! messages of one unit. Neither the moments at which messages move nor the gaps between buffers are known before a
 //! program is made, so that a cap is a good guess and [`super::lower`] has the last word.
