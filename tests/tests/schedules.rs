@@ -181,3 +181,15 @@ fn sharded_optimizers_give_the_same_bits() {
         }
     }
 }
+
+/// A stage that holds nothing but the embedding takes its gradient for the weights alone.
+#[test]
+fn an_embedding_alone_may_be_a_stage() {
+    let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_a.pipe");
+    let alone = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 2);
+    for schedule in [Schedule::ZbH1, svpp(1, 4, WeightGrads::Split), svpp(1, 4, WeightGrads::PerGemm)] {
+        let spec = replan(&spec, 6, schedule, Cut::Balanced);
+        let apart = distance(&losses(&spec, &origins, Kind::Cpu, 2), &alone);
+        assert!(apart < 1e-6, "{schedule:?}: {apart:e}");
+    }
+}

@@ -307,7 +307,7 @@ fn hold_unit(
             made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
         if elsewhere(after) {
             let end = last(unit.stage, Region::OutputGradient).unwrap_or(backward);
-            own.output_gradient = any_bytes(functions.backward(), Region::OutputGradient)
+            own.output_gradient = any_bytes(functions.all(), Region::OutputGradient)
                 .and_then(|bytes| add(Region::OutputGradient, Category::Communication, bytes, backward, end));
         } else {
             shared_output = Some((next, own.output));
