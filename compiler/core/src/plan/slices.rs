@@ -5,9 +5,9 @@ use pipec_program::Mask;
 
 /// The tokens of each slice of a sequence: between equal lengths and equal work, as the pipeline says, each at least 1.
 ///
-/// Work is that of the products of a forward pass: a token costs twice the
-/// elements of the weights that it passes, and four times the width of the heads for every key that it sees. The bounds of
-/// the slices are interpolated between the two cuts and rounded.
+/// Work is that of the products of a forward pass: a token costs twice the elements of the weights that it passes, and
+/// four times the width of the heads for every key that it sees. The bounds of the slices are interpolated between the two
+/// cuts and rounded.
 pub fn slice_lengths(spec: &Spec) -> Vec<u64> {
     let slices = u64::from(spec.pipeline.schedule.slices()).clamp(1, spec.train.seq.max(1));
     let seq = spec.train.seq;

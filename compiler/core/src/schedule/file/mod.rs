@@ -190,12 +190,16 @@ pub enum Op {
 
 /// The kinds of passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
 pub enum Kind {
+    /// Forward.
     F,
+    /// Backward with respect to inputs.
     B,
+    /// Backward with respect to weights.
     W,
+    /// Both backward passes in one.
     BW,
+    /// Recomputation.
     R,
 }
 
