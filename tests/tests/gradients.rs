@@ -304,7 +304,7 @@ fn split_passes_give_the_same_bits() {
     for layer in [layers::llama(4, 2, 1, 6), layers::gpt(4, 2)] {
         let model = layers::model(layer, 2, 5);
         let fused = forms(&model);
-        let split: IdVec<LayerId, Graph> = fused
+        let split: IdVec<LayerId, Form> = fused
             .values()
             .map(|form| {
                 let mut form = form.clone();
@@ -313,7 +313,7 @@ fn split_passes_give_the_same_bits() {
                 form
             })
             .collect();
-        let inputs_only: IdVec<LayerId, Graph> = fused
+        let inputs_only: IdVec<LayerId, Form> = fused
             .values()
             .map(|form| {
                 let mut form = form.clone();

@@ -244,55 +244,91 @@ fn missing(
     missing
 }
 
-/// All classes, each after those whose terms have it as an operand. A term that would close a circle is dropped: every
-/// class on a circle has another, since the graph that the e-graph was made from has none.
+/// All classes, each after those whose terms have it as an operand. Terms may close circles; of each circle a term is dropped
+/// that is not the lowest of its class, of which every circle has one, since the lowest terms alone make none.
 fn order(egraph: &EGraph, roots: &[Id], found: &mut BTreeMap<Id, Vec<Choice>>) -> Vec<Id> {
-    #[derive(Clone, Copy, PartialEq)]
-    enum Mark {
-        Open,
-        Done,
-    }
-    let mut marks: BTreeMap<Id, Mark> = BTreeMap::new();
-    let mut order: Vec<Id> = Vec::new();
-    for &root in roots {
-        // A class, and how many of its children have been looked at.
-        let mut stack: Vec<(Id, usize)> = vec![(root, 0)];
-        while let Some((class, at)) = stack.pop() {
-            if at == 0 {
-                if marks.contains_key(&class) {
-                    continue;
-                }
-                marks.insert(class, Mark::Open);
-            }
-            let options = &found[&class];
-            let all: Vec<Id> = children(egraph, options).collect();
-            match all.get(at) {
-                Some(&child) => {
-                    stack.push((class, at + 1));
-                    match marks.get(&child) {
-                        Some(Mark::Open) => {
-                            let closes = |option: &Choice| {
-                                option.term.children.iter().any(|&other| egraph.find(other) == child)
-                            };
-                            if let Some(options) = found.get_mut(&class) {
-                                options.retain(|option| !closes(option));
-                            }
-                            // Children are counted anew.
-                            stack.pop();
-                            marks.remove(&class);
-                            stack.push((class, 0));
-                        }
-                        Some(Mark::Done) => {}
-                        None => stack.push((child, 0)),
+    let lowest = lowest(egraph, found);
+    loop {
+        match walk(egraph, roots, found) {
+            Ok(order) => return order,
+            Err(circle) => {
+                let ends = circle.iter().skip(1).chain(circle.first());
+                for (class, child) in circle.iter().zip(ends) {
+                    let Some(choices) = found.get_mut(class) else { continue };
+                    let before = choices.len();
+                    choices.retain(|choice| {
+                        let closes = choice.term.children.iter().any(|&other| egraph.find(other) == *child);
+                        !closes || lowest.get(class) == Some(&choice.term)
+                    });
+                    if choices.len() < before {
+                        break;
                     }
                 }
+            }
+        }
+    }
+}
+
+/// The term of each class whose operands need the fewest terms one on the other.
+fn lowest(egraph: &EGraph, found: &BTreeMap<Id, Vec<Choice>>) -> BTreeMap<Id, Term> {
+    let mut heights: BTreeMap<Id, usize> = BTreeMap::new();
+    let mut lowest: BTreeMap<Id, Term> = BTreeMap::new();
+    for height in 0.. {
+        // Terms all of whose operands are lower than this.
+        let reached: Vec<(Id, Term)> = found
+            .iter()
+            .filter(|(class, _)| !heights.contains_key(class))
+            .filter_map(|(&class, choices)| {
+                let is_reached = |choice: &&Choice| {
+                    choice.term.children.iter().all(|&child| heights.contains_key(&egraph.find(child)))
+                };
+                choices.iter().find(is_reached).map(|choice| (class, choice.term.clone()))
+            })
+            .collect();
+        if reached.is_empty() {
+            break;
+        }
+        for (class, term) in reached {
+            heights.insert(class, height);
+            lowest.insert(class, term);
+        }
+    }
+    lowest
+}
+
+/// The classes in order, or the classes of a circle, each with an operand in the next.
+fn walk(egraph: &EGraph, roots: &[Id], found: &BTreeMap<Id, Vec<Choice>>) -> Result<Vec<Id>, Vec<Id>> {
+    let mut done: BTreeSet<Id> = BTreeSet::new();
+    let mut order: Vec<Id> = Vec::new();
+    for &root in roots {
+        // The classes from the root to where the walk is, each with the operands that are left.
+        let mut path: Vec<(Id, Vec<Id>)> = Vec::new();
+        let enter = |class: Id| -> (Id, Vec<Id>) {
+            let choices = found.get(&class).map(Vec::as_slice).unwrap_or_default();
+            let mut left: Vec<Id> = children(egraph, choices).collect();
+            left.reverse();
+            (class, left)
+        };
+        if !done.contains(&root) {
+            path.push(enter(root));
+        }
+        while let Some((class, left)) = path.last_mut() {
+            match left.pop() {
+                Some(child) if done.contains(&child) => {}
+                Some(child) => {
+                    if let Some(start) = path.iter().position(|&(other, _)| other == child) {
+                        return Err(path[start..].iter().map(|&(class, _)| class).collect());
+                    }
+                    path.push(enter(child));
+                }
                 None => {
-                    marks.insert(class, Mark::Done);
-                    order.push(class);
+                    done.insert(*class);
+                    order.push(*class);
+                    path.pop();
                 }
             }
         }
     }
     order.reverse();
-    order
+    Ok(order)
 }

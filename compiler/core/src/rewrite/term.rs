@@ -108,6 +108,8 @@ pub(super) struct Fact {
     pub(super) backward: bool,
     /// The first node of the graph that it stands for.
     pub(super) node: NodeId,
+    /// Whether the layer has to give it.
+    pub(super) given: bool,
 }
 
 /// The analysis of terms: types, phases and tokens follow from operands; a rule that joins classes of different types is
@@ -126,10 +128,10 @@ impl egg::Analysis<Term> for Facts {
     fn make(egraph: &mut EGraph, term: &Term, id: Id) -> Fact {
         let child = |index: usize| egraph[term.children[index]].data.clone();
         match &term.head {
-            Head::Again | Head::Keep => Fact { backward: true, ..child(0) },
+            Head::Again | Head::Keep => Fact { backward: true, given: false, ..child(0) },
             Head::Slice => Fact { tokens: Tokens::Slice, ..child(0) },
-            Head::Earlier => child(0),
-            Head::Later(..) => Fact { backward: true, ..child(0) },
+            Head::Earlier => Fact { given: false, ..child(0) },
+            Head::Later(..) => Fact { backward: true, given: false, ..child(0) },
             Head::Sum => Fact { tokens: Tokens::All, ..child(0) },
             Head::Op(op) => {
                 let children = term.children.iter().map(|&child| &egraph[child].data);
@@ -143,7 +145,7 @@ impl egg::Analysis<Term> for Facts {
                     (Op::Part(part), None) => {
                         let tuple = child(0);
                         let Type::Tuple(types) = tuple.ty else { unreachable!("only tuples have parts") };
-                        Fact { ty: types[*part].clone(), ..tuple }
+                        Fact { ty: types[*part].clone(), given: false, ..tuple }
                     }
                     // Told when the term was added.
                     (_, None) => egraph[id].data.clone(),
@@ -157,9 +159,11 @@ impl egg::Analysis<Term> for Facts {
             a.ty == b.ty && a.backward == b.backward && a.tokens == b.tokens,
             "an unsound rule joined {a:?} and {b:?}"
         );
-        let (first, second) = (a.node, b.node);
-        a.node = first.min(second);
-        egg::DidMerge(second < first, first < second)
+        let before = (a.node, a.given);
+        a.node = a.node.min(b.node);
+        a.given |= b.given;
+        let after = (a.node, a.given);
+        egg::DidMerge(before != after, (b.node, b.given) != after)
     }
 }
 
@@ -188,7 +192,8 @@ pub(super) fn terms(graph: &Graph) -> Terms {
             Op::Input(_) | Op::Tokens | Op::Targets | Op::Places | Op::OutputGradient(_) => Tokens::All,
             _ => Tokens::None,
         };
-        let fact = Fact { ty: node.ty.clone(), tokens, backward, node: id };
+        let given = graph.outputs.contains(&id) || graph.input_gradients.contains(&id);
+        let fact = Fact { ty: node.ty.clone(), tokens, backward, node: id, given };
         classes.push(add(&mut egraph, Term::op(node.op.clone(), children), Some(fact)));
     }
     egraph.rebuild();

@@ -103,12 +103,8 @@ fn full_attention_is_whole() {
     let graph = build(&samples::llama_layer(16, 4, 2, 24, Mask::Full), DType::F32);
     let lengths = [4, 4];
     let operations = layer(&graph, &extents(&lengths), RATES).unwrap_err();
-    let crate::graph::Op::Attention(attention) = &graph
-        .nodes
-        .values()
-        .find(|node| matches!(node.op, crate::graph::Op::Attention(_)))
-        .unwrap()
-        .op
+    let crate::graph::Op::Attention(attention) =
+        &graph.nodes.values().find(|node| matches!(node.op, crate::graph::Op::Attention(_))).unwrap().op
     else {
         panic!("there is one")
     };

@@ -2,8 +2,9 @@
 
 use super::support::{draw_all, repository, settle};
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId};
+use pipec_compiler::pipeline::{Error, compile};
 use pipec_compiler::schedule::given;
-use pipec_compiler::spec::{Choice, Sources, check, resolve};
+use pipec_compiler::spec::{Choice, Resolution, Sources, check, resolve};
 
 const PAGE: &str = "docs/errors.md";
 
@@ -40,7 +41,15 @@ fn said(text: &str, order: Option<&str>) -> Vec<Diagnostic> {
         sources.add_schedule("order.csv", given::read("order.csv", order));
     }
     if chosen {
-        resolve(&sources, SourceId(0), &Choice::default()).err().unwrap_or_default()
+        let Resolution { spec, origins, .. } = match resolve(&sources, SourceId(0), &Choice::default()) {
+            Ok(resolution) => resolution,
+            Err(diagnostics) => return diagnostics,
+        };
+        match compile(&spec, &origins, "", &mut ()) {
+            Ok(_) => Vec::new(),
+            Err(Error::Diagnostics(diagnostics)) => diagnostics,
+            Err(Error::Internal(message)) => panic!("{message}"),
+        }
     } else {
         check(&sources, SourceId(0))
     }

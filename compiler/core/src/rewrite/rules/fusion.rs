@@ -11,7 +11,7 @@ pub(super) const RULES: &[Rule] = &[
         name: "fuse-chain",
         from: "map f (map g (x..), y..)",
         to: "map f(g) (x.., y..)",
-        condition: "the formula stays below 96 nodes",
+        condition: "something else than an element-wise operation reads the result, and it has fewer than 24 formulas",
         reason: "element-wise operations one after the other are one: what lies between is never stored",
         apply: chain,
     },
@@ -19,8 +19,8 @@ pub(super) const RULES: &[Rule] = &[
         name: "fuse-siblings",
         from: "map f (x..), map g (y..)",
         to: "parts of map (f, g) (x..)",
-        condition: "both belong to the backward pass, the y are among the x, which do not depend on either result, and \
-                    there are at most three results",
+        condition: "both belong to the backward pass, something else than an element-wise operation reads both, the y are \
+                    among the x, which do not depend on either result, and there are at most three results",
         reason: "the gradients of an operation share operands, which are read once",
         apply: siblings,
     },
@@ -50,8 +50,50 @@ pub(super) const RULES: &[Rule] = &[
     },
 ];
 
-/// The most nodes of a formula.
-const MOST_NODES: usize = 96;
+/// The most formulas of a class that are put together.
+const MOST_FORMULAS: usize = 24;
+
+/// Whether something else than an element-wise operation reads a class, so that it has to be stored somewhere.
+fn is_stored(egraph: &EGraph, class: Id) -> bool {
+    let mut readers = egraph[class].parents().map(|parent| egraph.id_to_node(parent));
+    egraph[class].data.given
+        || readers.any(|reader| match &reader.head {
+            Head::Op(Op::Map(_)) | Head::Again | Head::Keep | Head::Slice => false,
+            Head::Op(_) | Head::Earlier | Head::Later(..) | Head::Sum => true,
+        })
+}
+
+/// The formulas of a class with one result, and their operands, in canonical form and order.
+fn formulas(egraph: &EGraph, class: Id) -> Vec<(Formula, Vec<Id>)> {
+    let of = |term: &Term| {
+        let operands = term.children.iter().map(|&child| egraph.find(child)).collect();
+        single(term).map(|formula| (formula.clone(), operands))
+    };
+    egraph[class].nodes.iter().filter_map(of).collect()
+}
+
+/// A formula with all operands put in that nothing stores.
+fn filled(egraph: &EGraph, formula: &Formula, operands: &[Id]) -> (Formula, Vec<Id>) {
+    let (mut formula, mut operands) = (formula.clone(), operands.to_vec());
+    loop {
+        let inner = operands.iter().enumerate().find_map(|(position, &operand)| {
+            let least = formulas(egraph, operand).into_iter().min_by_key(|(of, _)| of.nodes.len())?;
+            (!is_stored(egraph, operand)).then_some((position, least))
+        });
+        let Some((position, inner)) = inner else { return (formula, operands) };
+        (formula, operands) = put(&formula, &operands, operands[position], &inner);
+    }
+}
+
+/// A formula with another put in for an operand.
+fn put(formula: &Formula, operands: &[Id], into: Id, inner: &(Formula, Vec<Id>)) -> (Formula, Vec<Id>) {
+    let mut e = Expression::default();
+    let node = e.formula(&inner.0, &inner.1)[0];
+    let operand = |&other: &Id| if other == into { Operand::Node(node) } else { Operand::Value(other) };
+    let operands: Vec<Operand<Id>> = operands.iter().map(operand).collect();
+    let results = e.compose(formula, &operands);
+    e.finish(&results)
+}
 
 /// The formula of a term with one result.
 fn single(term: &Term) -> Option<&Formula> {
@@ -69,30 +111,24 @@ fn single(term: &Term) -> Option<&Formula> {
 
 fn chain(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     let Some(formula) = single(term) else { return Vec::new() };
-    let children: Vec<Id> = term.children.iter().map(|&child| egraph.find(child)).collect();
-    let mut equal = Vec::new();
-    for (position, &child) in children.iter().enumerate() {
-        if children[..position].contains(&child) {
-            continue;
-        }
-        for inner in egraph[child].nodes.clone() {
-            let Some(of) = single(&inner) else { continue };
-            if of.nodes.len() + formula.nodes.len() > MOST_NODES {
-                continue;
-            }
-            let operands: Vec<Id> = inner.children.iter().map(|&child| egraph.find(child)).collect();
-            let mut e = Expression::default();
-            let node = e.formula(of, &operands)[0];
-            let operand =
-                |&other: &Id| if other == child { Operand::Node(node) } else { Operand::Value(other) };
-            let operands: Vec<Operand<Id>> = children.iter().map(operand).collect();
-            let results = e.compose(formula, &operands);
-            let (formula, operands) = e.finish(&results);
-            let fused = alike(egraph, class, Term::op(Op::Map(formula), operands));
-            equal.push((class, fused));
+    if !is_stored(egraph, class) {
+        return Vec::new();
+    }
+    let known = formulas(egraph, class).len();
+    let operands: Vec<Id> = term.children.iter().map(|&child| egraph.find(child)).collect();
+    // All that nothing stores at once, and one after the other as far as there is room.
+    let mut fused = vec![filled(egraph, formula, &operands)];
+    for (position, &operand) in operands.iter().enumerate() {
+        if !operands[..position].contains(&operand) {
+            let inner = formulas(egraph, operand);
+            fused.extend(inner.iter().map(|inner| put(formula, &operands, operand, inner)));
         }
     }
-    equal
+    fused.truncate((1 + MOST_FORMULAS).saturating_sub(known).max(1));
+    let equal = |(formula, operands): (Formula, Vec<Id>)| {
+        (class, alike(egraph, class, Term::op(Op::Map(formula), operands)))
+    };
+    fused.into_iter().map(equal).collect()
 }
 
 fn siblings(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
@@ -113,6 +149,9 @@ fn siblings(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
             }
         }
     };
+    if results.iter().any(|&result| !is_stored(egraph, result)) {
+        return Vec::new();
+    }
     let mut equal = Vec::new();
     let others: Vec<(Id, Term)> = egraph
         .classes()
@@ -123,7 +162,9 @@ fn siblings(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     for (other, with) in others {
         let Some(of) = single(&with) else { continue };
         let reads: Vec<Id> = with.children.iter().map(|&child| egraph.find(child)).collect();
-        let shared = !reads.is_empty() && reads.iter().all(|child| operands.contains(child));
+        let shared = is_stored(egraph, other)
+            && !reads.is_empty()
+            && reads.iter().all(|child| operands.contains(child));
         let first = results.iter().all(|&result| egraph.find(result) != egraph.find(other));
         let alone = |id: Id| columns(egraph, id);
         if !shared || !first || alone(other) != alone(results[0]) {
@@ -216,9 +257,8 @@ fn residual(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
 fn product(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     let mut equal = Vec::new();
     let is_product = |term: &Term| term.head == Head::Op(Op::Product(Added::No));
-    let both = sum(egraph, term).is_some_and(|operands| {
-        operands.iter().all(|&operand| egraph[operand].nodes.iter().any(is_product))
-    });
+    let both = sum(egraph, term)
+        .is_some_and(|operands| operands.iter().all(|&operand| egraph[operand].nodes.iter().any(is_product)));
     for (product, other) in added(egraph, term) {
         // Of two products the later one is added.
         let earlier = both && egraph[other].nodes.iter().any(is_product) && is_before(egraph, term, other);
