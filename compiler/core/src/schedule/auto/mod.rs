@@ -120,9 +120,9 @@ pub(super) fn order(problem: &Problem, effort: Effort) -> Result<Schedule, Refus
     }
 }
 
-/// No order is faster: a device works for the sum of its passes, and the device of stage g starts after g forward passes
+/// No order is faster: a device works for the sum of its passes, less what pairs may save, and the device of stage g starts after g forward passes
 /// and messages.
-fn bound(problem: &Problem) -> u64 {
+pub(super) fn bound(problem: &Problem) -> u64 {
     let slices = || (0..problem.slices()).map(pipec_program::Slice);
     let least = |stage| slices().map(|slice| problem.cost(stage, slice).forward).min().unwrap_or(0);
     let bounds = problem.devices().values().map(|stages| {
@@ -130,7 +130,9 @@ fn bound(problem: &Problem) -> u64 {
             let of_one: u64 = slices()
                 .map(|slice| {
                     let cost = problem.cost(stage, slice);
-                    cost.forward + (cost.input + cost.weight).min(cost.backward)
+                    let apart = cost.forward + (cost.input + cost.weight).min(cost.backward);
+                    // Every backward pass may be half of a pair.
+                    apart.saturating_sub(u64::try_from(cost.overlap()).unwrap_or(0))
                 })
                 .sum();
             of_one * problem.micro_batches_of(stage).count() as u64

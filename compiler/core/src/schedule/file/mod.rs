@@ -124,7 +124,7 @@ pub enum Table {
     Stages(Vec<Vec<f64>>),
 }
 
-/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, no overlap, no delay, W in one part.
+/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, a pair as F and BW, no delay, W in one part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
@@ -143,9 +143,9 @@ pub struct Times {
     /// R.
     #[serde(rename = "R", default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Table>,
-    /// What a pair takes less than its passes one after the other, by the unit of its backward pass.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlap: Option<Table>,
+    /// F and BW of two units as one block, by the unit of BW: as long as the longer of the two at least.
+    #[serde(rename = "FB", default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<Table>,
     /// The delay of a message between devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<f64>,
@@ -243,6 +243,8 @@ pub enum FileError {
     Problem(ProblemError),
     /// A table of another size than the stages and slices ask for, or a number that is negative or none.
     Table(&'static str),
+    /// A pair that takes less than one of its passes.
+    Short,
     /// A share outside 0 to 1.
     Share(f64),
     /// A placement with another number of devices or chunks.
@@ -265,6 +267,9 @@ impl fmt::Display for FileError {
             Self::Problem(error) => error.fmt(f),
             Self::Table(name) => {
                 write!(f, "`{name}` is no table of numbers of at least 0 by stage and slice")
+            }
+            Self::Short => {
+                f.write_str("`FB` is less than F or BW: a pair takes as long as its longer pass at least")
             }
             Self::Share(share) => write!(f, "`b_release` is {share}, and must be between 0 and 1"),
             Self::Place => f.write_str("the placement does not match the numbers of devices and chunks"),
