@@ -109,6 +109,7 @@ fn function(graph: &Graph, kernels: Vec<Kernel>) -> Function {
         name: graph.name.clone(),
         params: IdVec::new(),
         scalars: IdVec::new(),
+        pair: None,
         body: Body::Kernels { values: values.collect(), kernels },
     }
 }

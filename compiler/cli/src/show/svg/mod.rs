@@ -13,7 +13,7 @@ use super::axis::{label, percent, ticks};
 use super::scene::{Kind, Lane, Mark, Row, lanes, makespan, rows, title};
 use pipec_program::memory::{ArenaUse, memory as arenas};
 use pipec_program::simulate::{DeviceUse, bubble, device_use};
-use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Program, QueueKind};
+use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Pass, Program, QueueKind, Unit};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use style::{fill, ink};
@@ -203,7 +203,7 @@ impl<'a> Drawing<'a> {
     }
 
     /// The boxes of a lane over the grey of idle time.
-    fn lane(&mut self, marks: &[Mark], row: &Row, height: f64, numbered: bool) {
+    fn lane(&mut self, marks: &[Mark<'_>], row: &Row, height: f64, numbered: bool) {
         _ = writeln!(
             self.body,
             "<rect class=\"idle\" x=\"{}\" y=\"{}\" width=\"{PLOT}\" height=\"{height}\" rx=\"2\"/>",
@@ -218,7 +218,7 @@ impl<'a> Drawing<'a> {
             }
             // A hair between boxes, as long as that leaves something of them.
             let width = if end - x > 2.0 { end - x - 0.7 } else { (end - x).max(0.4) };
-            let chunk = mark.unit().map_or(0, |unit| row.chunk(unit.stage));
+            let chunk = mark.passes().next().map_or(0, |(_, unit)| row.chunk(unit.stage));
             let tooltip = format!(
                 "{}\n{} to {} ({})",
                 mark.event.name(self.program),
@@ -236,11 +236,12 @@ impl<'a> Drawing<'a> {
                 if width > 4.0 && numbered { " rx=\"2\"" } else { "" },
                 escape(&tooltip)
             );
-            let text = match mark.unit() {
-                Some(unit) if sliced => format!("{}.{}", unit.micro_batch.0, unit.slice.0),
-                Some(unit) => unit.micro_batch.0.to_string(),
-                None => mark.kind.letter().to_owned(),
+            let number_of = |(_, unit): (Pass, Unit)| match sliced {
+                true => format!("{}.{}", unit.micro_batch.0, unit.slice.0),
+                false => unit.micro_batch.0.to_string(),
             };
+            let numbers: Vec<String> = mark.passes().map(number_of).collect();
+            let text = if numbers.is_empty() { mark.kind.letter().to_owned() } else { numbers.join("+") };
             if numbered && width >= DIGIT * text.len() as f64 + 3.0 {
                 _ = write!(
                     self.body,
@@ -277,7 +278,9 @@ impl<'a> Drawing<'a> {
         for &kind in &self.kinds {
             let mark = Mark { event: style::NOWHERE, kind, work: None };
             let shades = match kind {
-                Kind::Pass(_) => (0..chunks.min(style::SHADES)).map(|chunk| fill(&mark, chunk)).collect(),
+                Kind::Pass(_) | Kind::Pair(_) => {
+                    (0..chunks.min(style::SHADES)).map(|chunk| fill(&mark, chunk)).collect()
+                }
                 Kind::Step(_) | Kind::Fill | Kind::Copy | Kind::Reduce => vec![fill(&mark, 0)],
                 // Messages have the colours of the passes that made them.
                 Kind::Send | Kind::Recv => continue,
@@ -324,8 +327,8 @@ impl<'a> Drawing<'a> {
 }
 
 /// The marks of all queues of a kind, by time.
-fn merged(lanes: &[Lane], kind: QueueKind) -> Vec<Mark> {
-    let mut marks: Vec<Mark> =
+fn merged<'a>(lanes: &[Lane<'a>], kind: QueueKind) -> Vec<Mark<'a>> {
+    let mut marks: Vec<Mark<'a>> =
         lanes.iter().filter(|lane| lane.kind == kind).flat_map(|lane| lane.marks.iter().copied()).collect();
     marks.sort_by_key(|mark| mark.event.start);
     marks
