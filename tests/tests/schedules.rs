@@ -180,6 +180,17 @@ fn slices_of_every_op_agree() {
     }
 }
 
+/// The tokens of a micro-batch of odd length start where no number of eight bytes could.
+#[test]
+fn sequences_of_odd_length_train() {
+    let Resolution { mut spec, origins, .. } = resolve("examples/reference/tiny_a.pipe");
+    (spec.train.seq, spec.train.micro_batch, spec.train.global_batch) = (13, 1, 16);
+    let spec = replan(&spec, 2, Schedule::OneFOneB, Cut::Balanced);
+    let (cpu, reference) =
+        (losses(&spec, &origins, Kind::Cpu, 1), losses(&spec, &origins, Kind::Reference, 1));
+    assert!(distance(&cpu, &reference) < 1e-6, "{cpu:?} {reference:?}");
+}
+
 /// The same plan for several replicas.
 fn replicated(spec: &Spec, replicas: u32, schedule: Schedule) -> Spec {
     let mut spec = replan(spec, 2, schedule, Cut::Balanced);

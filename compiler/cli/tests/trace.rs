@@ -169,13 +169,15 @@ fn a_pair_is_one_event() {
 #[test]
 fn the_command_writes_one() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_pipec"))
-        .args(["show", "examples/tiny.pipe", "--format", "trace"])
-        .current_dir(root)
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
-    // Of each device compute and, for the norm of gradients, collectives; to each neighbour a send and a receive.
-    check(&text, 4, 4 * 2 + 6 * 2);
+    for file in ["examples/tiny.pipe", "examples/sliced.pipe"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_pipec"))
+            .args(["show", file, "--format", "trace"])
+            .current_dir(root)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let text = String::from_utf8(output.stdout).unwrap();
+        // Of each device compute and, for the norm of gradients, collectives; to each neighbour a send and a receive.
+        check(&text, 4, 4 * 2 + 6 * 2);
+    }
 }

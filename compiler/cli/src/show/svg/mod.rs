@@ -139,7 +139,7 @@ impl<'a> Drawing<'a> {
                 number(top - 6.0),
                 number(bottom),
                 number(top - 11.0),
-                label(tick)
+                if tick == Nanos(0) { "0".to_owned() } else { label(tick) }
             );
         }
         axis
@@ -187,7 +187,8 @@ impl<'a> Drawing<'a> {
         let (x, y) = (number(16.0), number(self.y));
         _ = writeln!(
             self.body,
-            "<text class=\"device\" x=\"{x}\" y=\"{y}\">{name}<tspan class=\"stages\">{stages}</tspan></text>"
+            "<text class=\"device\" x=\"{x}\" y=\"{y}\">{name}<tspan class=\"stages\" dx=\"5\">{}</tspan></text>",
+            stages.trim_start()
         );
         self.y = after + ROW_GAP - GAP;
     }
@@ -273,8 +274,8 @@ impl<'a> Drawing<'a> {
 
     /// What the colours mean, of all that occurs.
     fn legend(&mut self, chunks: usize) {
-        let mut passes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        let mut order = Vec::new();
+        // What has one name or one colour has one entry.
+        let mut entries: Vec<(Vec<&str>, Vec<String>)> = Vec::new();
         for &kind in &self.kinds {
             let mark = Mark { event: style::NOWHERE, kind, work: None };
             let shades = match kind {
@@ -285,11 +286,15 @@ impl<'a> Drawing<'a> {
                 // Messages have the colours of the passes that made them.
                 Kind::Send | Kind::Recv => continue,
             };
-            order.push(kind.meaning());
-            passes.insert(kind.meaning(), shades);
+            let name = kind.meaning();
+            match entries.iter_mut().find(|(names, known)| names.contains(&name) || *known == shades) {
+                Some((names, _)) if names.contains(&name) => {}
+                Some((names, _)) => names.push(name),
+                None => entries.push((vec![name], shades)),
+            }
         }
         let mut entries: Vec<(String, Vec<String>)> =
-            order.iter().map(|&name| (name.to_owned(), passes.remove(name).unwrap_or_default())).collect();
+            entries.into_iter().map(|(names, shades)| (names.join(", "), shades)).collect();
         entries.push(("idle".to_owned(), vec![style::IDLE.to_owned()]));
         self.swatches(&entries);
         let categories = Category::ALL.iter().filter(|category| self.categories.contains(category));

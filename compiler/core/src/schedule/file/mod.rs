@@ -25,6 +25,10 @@ pub struct ScheduleFile {
     /// Slices s of a sequence.
     #[serde(default = "one")]
     pub slices: u32,
+    /// The tokens of each slice, where they are not equal: what a pipeline cuts its sequences by that takes the order.
+    /// Times and memory are those of such slices already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Vec<u64>>,
     /// Micro-batches n of a step.
     #[serde(default = "one")]
     pub microbatches: u32,
@@ -249,6 +253,8 @@ pub enum FileError {
     Share(f64),
     /// A placement with another number of devices or chunks.
     Place,
+    /// Other numbers of lengths than of slices, or slices without tokens.
+    Lengths,
     /// No GEMM of W.
     NoParts,
     /// Passes that name what the problem does not have, by device and position.
@@ -273,6 +279,7 @@ impl fmt::Display for FileError {
             }
             Self::Share(share) => write!(f, "`b_release` is {share}, and must be between 0 and 1"),
             Self::Place => f.write_str("the placement does not match the numbers of devices and chunks"),
+            Self::Lengths => f.write_str("`lengths` must be a number of tokens of at least 1 for each slice"),
             Self::NoParts => f.write_str("`wparts` must be at least 1"),
             Self::Op(device, position) => {
                 write!(f, "pass {position} of {device} is of nothing that the problem has")

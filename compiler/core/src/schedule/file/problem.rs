@@ -12,6 +12,7 @@ impl ScheduleFile {
             devices,
             chunks,
             slices,
+            lengths: None,
             microbatches,
             placement: Place::Named(placement),
             costs: Times::default(),
@@ -47,6 +48,7 @@ impl ScheduleFile {
             devices: problem.devices().len() as u32,
             chunks: problem.chunks(),
             slices: problem.slices(),
+            lengths: None,
             microbatches: problem.micro_batches(),
             placement,
             costs: Times {
@@ -83,6 +85,11 @@ impl ScheduleFile {
     pub fn problem(&self) -> Result<(Problem, Scale), FileError> {
         let copies = if self.placement == Place::Named(PlaceName::Bidir) { 2 } else { 1 };
         let mut problem = self.placed(copies)?;
+        if let Some(lengths) = &self.lengths
+            && (lengths.len() != self.slices as usize || lengths.contains(&0))
+        {
+            return Err(FileError::Lengths);
+        }
         let (depth, slices) = (problem.depth() as usize, self.slices as usize);
         let rows =
             |name, table: &Option<Table>, default: f64| rows(name, table.as_ref(), default, depth, slices);

@@ -96,6 +96,11 @@ fn wrong_files_say_what_is_wrong() {
     insta::assert_snapshot!(told(|file| file.costs.forward = Some(Table::Slices(vec![1.0]))), @"`F` is no table of numbers of at least 0 by stage and slice");
     insta::assert_snapshot!(told(|file| file.costs.comm = Some(-1.0)), @"`comm` is no table of numbers of at least 0 by stage and slice");
     insta::assert_snapshot!(told(|file| file.costs.pair = Some(Table::Everywhere(1.5))), @"`FB` is less than F or BW: a pair takes as long as its longer pass at least");
+    for lengths in [vec![1], vec![2, 0], vec![1, 1, 1]] {
+        let mut file = file(Policy::OneFOneB, 1, 2, 2);
+        file.lengths = Some(lengths);
+        assert_eq!(file.problem(), Err(FileError::Lengths));
+    }
     insta::assert_snapshot!(told(|file| file.costs.wparts = Some(0)), @"`wparts` must be at least 1");
     insta::assert_snapshot!(told(|file| file.memory.b_release = Some(1.5)), @"`b_release` is 1.5, and must be between 0 and 1");
     insta::assert_snapshot!(told(|file| file.placement = Place::Named(PlaceName::Bidir)), @"the placement does not match the numbers of devices and chunks");
