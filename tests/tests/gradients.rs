@@ -7,10 +7,12 @@ mod layers;
 mod stage;
 
 use layers::Sample;
-use pipec_compiler::graph::{self, Extent, Graph, Phase};
+use pipec_compiler::graph;
+use pipec_compiler::mode::{self, Extent, Form, Phase};
+use pipec_compiler::rewrite::{self, Rates};
 use pipec_compiler::spec::{Layer, LayerId, Model, Op, Unary};
 use pipec_program::id::IdVec;
-use pipec_program::{DType, Mask, Pairing, RopeScaling};
+use pipec_program::{BytesPerSecond, DType, FlopsPerSecond, Mask, Pairing, RopeScaling};
 use stage::Stage;
 
 /// Sequences and tokens of a micro-batch.
@@ -32,7 +34,7 @@ fn check(name: &str, layer: Layer, constants: f64) {
 /// of what is removed, or else below 2^-32 of the sum of absolute terms, which also covers the roundings of f64 that the
 /// quotient magnifies by 2^10. `constants` bounds the relative error of constants that only the gradient has.
 fn check_model(name: &str, model: &Model, constants: f64) {
-    let mut stage = Stage::new(model, &graphs(model), 0..model.pieces.len());
+    let mut stage = Stage::new(model, &forms(model), 0..model.pieces.len());
     stage.randomize(7);
     stage.forward();
     stage.backward();
@@ -65,11 +67,18 @@ fn check_model(name: &str, model: &Model, constants: f64) {
 /// A micro-batch of whole sequences.
 const WHOLE: Extent<'_> = Extent { sequences: SEQUENCES, lengths: &[TOKENS], slice: 0, reach: None };
 
-fn graphs(model: &Model) -> IdVec<LayerId, Graph> {
+/// Of a device on which products take longer than what moves.
+const RATES: Rates =
+    Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
+
+fn forms(model: &Model) -> IdVec<LayerId, Form> {
     let build = |layer| {
-        let graph = graph::build(layer, WHOLE, DType::F64);
+        let graph = graph::build(layer, DType::F64);
         assert_eq!(graph::verify(&graph), Vec::<String>::new(), "{}", graph::print(&graph));
-        graph
+        let (layer, _) = rewrite::layer(&graph, &[WHOLE], RATES).unwrap();
+        let form = mode::form(&layer, &layer.modes[0], WHOLE);
+        assert_eq!(mode::verify(&form), Vec::<String>::new(), "{}", mode::print(&form));
+        form
     };
     model.layers.values().map(build).collect()
 }
@@ -237,11 +246,11 @@ fn whole_models() {
 fn cuts_give_the_same_bits() {
     for layer in [layers::llama(4, 2, 1, 6), layers::gpt(4, 2)] {
         let model = layers::model(layer, 2, 5);
-        let graphs = graphs(&model);
+        let forms = forms(&model);
         let run = |ends: &[usize]| {
             let starts = std::iter::once(0).chain(ends.iter().copied());
             let mut stages: Vec<Stage> =
-                starts.zip(ends).map(|(start, &end)| Stage::new(&model, &graphs, start..end)).collect();
+                starts.zip(ends).map(|(start, &end)| Stage::new(&model, &forms, start..end)).collect();
             for stage in &mut stages {
                 stage.randomize(11);
             }
@@ -294,28 +303,28 @@ fn cuts_give_the_same_bits() {
 fn split_passes_give_the_same_bits() {
     for layer in [layers::llama(4, 2, 1, 6), layers::gpt(4, 2)] {
         let model = layers::model(layer, 2, 5);
-        let fused = graphs(&model);
+        let fused = forms(&model);
         let split: IdVec<LayerId, Graph> = fused
             .values()
-            .map(|graph| {
-                let mut graph = graph.clone();
-                graph.backward.sort_by_key(|(phase, _)| *phase == Phase::W);
-                assert_eq!(graph::verify(&graph), Vec::<String>::new());
-                graph
+            .map(|form| {
+                let mut form = form.clone();
+                form.backward.sort_by_key(|(phase, _)| *phase == Phase::W);
+                assert_eq!(mode::verify(&form), Vec::<String>::new());
+                form
             })
             .collect();
         let inputs_only: IdVec<LayerId, Graph> = fused
             .values()
-            .map(|graph| {
-                let mut graph = graph.clone();
-                graph.backward.retain(|(phase, _)| *phase == Phase::B);
-                assert_eq!(graph::verify(&graph), Vec::<String>::new());
-                graph
+            .map(|form| {
+                let mut form = form.clone();
+                form.backward.retain(|(phase, _)| *phase == Phase::B);
+                assert_eq!(mode::verify(&form), Vec::<String>::new());
+                form
             })
             .collect();
         for pieces in [0..4, 0..2, 1..3, 2..4, 3..4] {
-            let run = |graphs: &IdVec<LayerId, Graph>| {
-                let mut stage = Stage::new(&model, graphs, pieces.clone());
+            let run = |forms: &IdVec<LayerId, Form>| {
+                let mut stage = Stage::new(&model, forms, pieces.clone());
                 stage.randomize(3);
                 stage.forward();
                 stage.backward();
@@ -335,7 +344,7 @@ fn dropout_keeps_its_share() {
     let x = layer.input(500);
     let y = layer.like(x, Op::Dropout { x, p: 0.25 });
     let model = layers::single(layer.output(&[y]));
-    let mut stage = Stage::new(&model, &graphs(&model), 0..1);
+    let mut stage = Stage::new(&model, &forms(&model), 0..1);
     stage.set_input(&vec![1.0; 3000]);
     stage.set_output_gradient(&vec![1.0; 3000]);
     stage.forward();

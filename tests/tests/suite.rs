@@ -15,7 +15,7 @@ use pipec::report::Reporter;
 use pipec::show::{self, Named, Scale};
 use pipec_compiler::pipeline::{Observer, Stage};
 use pipec_compiler::spec::{Choice, Resolution, Spec};
-use pipec_compiler::{graph, pipeline, plan, schedule, spec};
+use pipec_compiler::{graph, mode, pipeline, plan, schedule, spec};
 use pipec_program::{Costs, simulate, text};
 use pipec_tests::{Read, read, root};
 use std::collections::BTreeSet;
@@ -174,14 +174,15 @@ fn graphs() {
     struct Printed(String);
     impl Observer for Printed {
         fn stage(&mut self, stage: Stage<'_>) {
-            if let Stage::Graphs(graphs) = stage {
-                self.0 = graphs
-                    .values()
-                    .flat_map(|graphs| graphs.values())
-                    .map(graph::print)
-                    .collect::<Vec<_>>()
-                    .join("\n");
-            }
+            let printed: Vec<String> = match stage {
+                Stage::Graphs(graphs) => graphs.values().map(graph::print).collect(),
+                Stage::Forms(forms) => {
+                    forms.values().flat_map(|forms| forms.values()).map(mode::print).collect()
+                }
+                _ => return,
+            };
+            self.0 += &printed.join("\n");
+            self.0 += "\n";
         }
     }
     each("graph", |case| {

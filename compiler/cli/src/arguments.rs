@@ -143,8 +143,10 @@ pub enum Emit {
     Ast,
     /// What was meant, every name and number resolved.
     Spec,
-    /// The kernels of every distinct layer.
+    /// What every distinct layer computes, forward and backward.
     Graph,
+    /// The kernels of every distinct layer over each slice.
+    Kernels,
     /// Stages and their place.
     Plan,
     /// The passes of every device in order.

@@ -6,9 +6,9 @@
 //! growth. The instructions of a row are those of its program, also where a stage does not write them itself.
 
 use pipe_grammar::diagnostic::SourceId;
-use pipec_compiler::graph::graphs;
 use pipec_compiler::lower::{Stages, functions::Wanted, lower};
 use pipec_compiler::plan::{plan, slice_lengths};
+use pipec_compiler::rewrite::{Rates, fastest};
 use pipec_compiler::schedule::{Policy, order};
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
 use pipec_program::{Costs, simulate, verify};
@@ -85,15 +85,16 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
     sources.add("bench.pipe", parsed.file);
     let Resolution { spec, origins, .. } =
         resolve(&sources, SourceId(0), &Choice::default()).unwrap_or_else(|errors| panic!("{errors:?}"));
-    let graphs = graphs(&spec.model, &spec.train, &slice_lengths(&spec));
-    let plan = plan(&spec, &graphs, &origins).unwrap_or_else(|errors| panic!("{errors:?}"));
+    let forms = fastest(&spec.model, &spec.train, &slice_lengths(&spec), Rates::of(&spec))
+        .unwrap_or_else(|error| panic!("{error:?}"));
+    let plan = plan(&spec, &forms, &origins).unwrap_or_else(|errors| panic!("{errors:?}"));
 
     let (ordering, ordered) = timed(runs, || {
         let problem = plan.problem().unwrap_or_else(|error| panic!("{error}"));
         order(Policy::of(spec.pipeline.schedule).expect("a policy"), &problem)
             .unwrap_or_else(|error| panic!("{error}"))
     });
-    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&ordered));
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&ordered));
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));
     let program = lowered.unwrap_or_else(|error| panic!("{error}")).program;
     let instructions: usize = program.queues.values().map(|queue| queue.instructions.len()).sum();

@@ -3,7 +3,9 @@
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
+use crate::mode::{self, Forms, forms};
 use crate::plan::{Plan, plan, slice_lengths};
+use crate::rewrite::{NotSliceable, Rates, rewrite};
 use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
 use crate::search;
 use crate::spec::{Origins, Spec};
@@ -36,7 +38,9 @@ pub struct Compiled {
 #[derive(Clone, Copy, Debug)]
 pub enum Stage<'a> {
     /// The graphs of all distinct layers, verified.
-    Graphs(&'a IdVec<Slice, Graphs>),
+    Graphs(&'a Graphs),
+    /// The forms of all distinct layers, verified.
+    Forms(&'a IdVec<Slice, Forms>),
     /// The cut and its placement.
     Plan(&'a Plan),
     /// The functions of all distinct stages, for all that the schedule may ask.
@@ -54,6 +58,7 @@ impl Stage<'_> {
     pub fn name(self) -> &'static str {
         match self {
             Self::Graphs(_) => "graph",
+            Self::Forms(_) => "rewrite",
             Self::Plan(_) => "plan",
             Self::Schedule(_) => "schedule",
             Self::Functions(_) => "functions",
@@ -122,20 +127,28 @@ fn compiled(
     advise: bool,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
-    let graphs = graphs(&spec.model, &spec.train, &slice_lengths(spec));
-    for graph in graphs.values().flat_map(|graphs| graphs.values()) {
+    let graphs = graphs(&spec.model, spec.train.precision);
+    for graph in graphs.values() {
         lawful("graph", graph::verify(graph))?;
     }
     observer.stage(Stage::Graphs(&graphs));
-    let plan = plan(spec, &graphs, origins).map_err(Error::Diagnostics)?;
+    let lengths = slice_lengths(spec);
+    let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec))
+        .map_err(|error| not_sliceable(&error, spec, origins))?;
+    let forms = forms(&layers, &spec.model, &spec.train, &lengths);
+    for form in forms.values().flat_map(|forms| forms.values()) {
+        lawful("rewrite", mode::verify(form))?;
+    }
+    observer.stage(Stage::Forms(&forms));
+    let plan = plan(spec, &forms, origins).map_err(Error::Diagnostics)?;
     observer.stage(Stage::Plan(&plan));
     let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
     let wanted = Wanted::of(uses, plan.products);
-    let stages = Stages::new(&spec.model, &graphs, &plan, wanted);
+    let stages = Stages::new(&spec.model, &forms, &plan, wanted);
     observer.stage(Stage::Functions(&stages));
     let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
     search::limit(spec, &plan, &mut problem);
-    let task = Task { spec, origins, graphs: &graphs, plan: &plan, inputs, advise };
+    let task = Task { spec, origins, forms: &forms, plan: &plan, inputs, advise };
     let Fitted { replica, order, schedule, lowered } = fit(task, &mut problem, stages, wanted, observer)?;
     observer.stage(Stage::Lowered(&lowered));
     let Lowered { program, arenas } = lowered;
@@ -149,7 +162,7 @@ fn compiled(
 struct Task<'a> {
     spec: &'a Spec,
     origins: &'a Origins,
-    graphs: &'a IdVec<Slice, Graphs>,
+    forms: &'a IdVec<Slice, Forms>,
     plan: &'a Plan,
     /// The hash of the texts that all is made from.
     inputs: &'a str,
@@ -173,7 +186,7 @@ fn fit(
     wanted: Wanted,
     observer: &mut dyn Observer,
 ) -> Result<Fitted, Error> {
-    let Task { spec, origins, graphs, plan, inputs, advise: _ } = task;
+    let Task { spec, origins, forms, plan, inputs, advise: _ } = task;
     let mut replica = plan.problem_of_replica(problem).map_err(|error| refused(&error, origins))?;
     let adapts = search::adapts(spec.pipeline.schedule);
     let mut within = replica.clone();
@@ -190,7 +203,7 @@ fn fit(
         observer.stage(Stage::Schedule(&schedule));
         let used = Wanted::by(&schedule);
         if stages.0 != used {
-            stages = (used, Stages::new(&spec.model, graphs, plan, used));
+            stages = (used, Stages::new(&spec.model, forms, plan, used));
         }
         let (diagnostic, lacking) = match lower(spec, origins, plan, &stages.1, &schedule, inputs) {
             Ok(lowered) => match search::over(spec.pipeline.schedule, &lowered.arenas) {
@@ -231,6 +244,21 @@ fn ordered(task: Task<'_>, problem: &mut Problem) -> Result<Schedule, Error> {
         other => refused(&other, origins),
     })?;
     Ok(schedule)
+}
+
+/// Operations that need whole sequences in a pipeline of slices.
+fn not_sliceable(error: &NotSliceable, spec: &Spec, origins: &Origins) -> Error {
+    let slices = spec.pipeline.schedule.slices();
+    let message =
+        format!("layer `{}` cannot be cut into {slices} slices", spec.model.layers[error.layer].name);
+    let places = origins.operations.get(error.layer);
+    let diagnostic = |&operation: &usize| {
+        let place = places.and_then(|places| places.get(operation)).copied().unwrap_or(origins.schedule);
+        Diagnostic::error(place.source, Code::NotSliceable, message.clone())
+            .at(place.span, "every token of this attention sees all later ones")
+            .help("write `mask: causal`, or a schedule without `slices`")
+    };
+    Error::Diagnostics(error.operations.iter().map(diagnostic).collect())
 }
 
 /// A device that does not hold the units of one micro-batch.

@@ -1,9 +1,9 @@
 //! A stage on the reference device, each of its regions an arena.
 
-use pipec_compiler::graph::Graphs;
 use pipec_compiler::lower::functions::{
     Region, SliceFunctions, StageFunction, StageFunctions, Wanted, stage_functions,
 };
+use pipec_compiler::mode::Forms;
 use pipec_compiler::spec::Model;
 use pipec_program::id::Id;
 use pipec_program::{Bytes, ParameterId, Scalar, Slice, TensorType};
@@ -31,9 +31,9 @@ pub(crate) struct Place {
 }
 
 impl Stage {
-    pub(crate) fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
+    pub(crate) fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
         let wanted = Wanted { fused: true, ..Wanted::default() };
-        let functions = stage_functions(model, &vec![graphs.clone()].into(), pieces, "stage", wanted);
+        let functions = stage_functions(model, &vec![forms.clone()].into(), pieces, "stage", wanted);
         let passes = functions.slices[Slice(0)].clone();
         let mut device = ReferenceDevice::new();
         let forward = device.compile(&passes.forward.function).expect("the reference device runs every op");

@@ -7,7 +7,7 @@ use crate::report::Reporter;
 use crate::show;
 use pipec_compiler::pipeline::{Observer, Stage};
 use pipec_compiler::schedule::csv::Dialect;
-use pipec_compiler::{graph, plan, schedule, spec};
+use pipec_compiler::{graph, mode, plan, schedule, spec};
 use pipec_program::simulate::simulate;
 use pipec_program::{Costs, text};
 use std::path::{Path, PathBuf};
@@ -34,11 +34,17 @@ fn beside(arguments: &BuildArguments) -> Option<PathBuf> {
 fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failure> {
     let loaded = load::spec(&arguments.input, reporter)?;
     let resolved = &loaded.resolution.spec;
-    let mut stages = Stages { timings: arguments.timings, started: Instant::now(), graphs: String::new() };
+    let mut stages = Stages {
+        timings: arguments.timings,
+        started: Instant::now(),
+        graphs: String::new(),
+        forms: String::new(),
+    };
     match arguments.emit {
         Emit::Ast => return Ok(format!("{:#?}\n", loaded.file)),
         Emit::Spec => return Ok(spec::print(resolved)),
         Emit::Graph
+        | Emit::Kernels
         | Emit::Plan
         | Emit::Schedule
         | Emit::ScheduleJson
@@ -49,6 +55,7 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     let compiled = load::compile(&loaded, &mut stages, reporter)?;
     let mut text = match arguments.emit {
         Emit::Ast | Emit::Spec | Emit::Graph => stages.graphs,
+        Emit::Kernels => stages.forms,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
         Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths),
@@ -71,11 +78,12 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     Ok(text)
 }
 
-/// Keeps the graphs, and tells the time of each stage.
+/// Keeps the graphs and the kernels, and tells the time of each stage.
 struct Stages {
     timings: bool,
     started: Instant,
     graphs: String,
+    forms: String,
 }
 
 impl Observer for Stages {
@@ -84,9 +92,13 @@ impl Observer for Stages {
             eprintln!("{:>10.3} ms  {}", self.started.elapsed().as_secs_f64() * 1e3, stage.name());
         }
         if let Stage::Graphs(graphs) = stage {
-            let printed: Vec<String> =
-                graphs.values().flat_map(|graphs| graphs.values()).map(graph::print).collect();
+            let printed: Vec<String> = graphs.values().map(graph::print).collect();
             self.graphs = printed.join("\n");
+        }
+        if let Stage::Forms(forms) = stage {
+            let printed: Vec<String> =
+                forms.values().flat_map(|forms| forms.values()).map(mode::print).collect();
+            self.forms = printed.join("\n");
         }
         self.started = Instant::now();
     }

@@ -1,429 +1,226 @@
-//! The forward pass of a layer: the operations of the language as ops of the program, with concrete shapes.
+//! The forward pass of a layer: one node for each operation of the language.
 //!
-//! Heads are only a shape: every value of T tokens is stored `[T, heads * width]`, and a kernel that works on single
-//! vectors reads it as `[T * heads, width]`. Element-wise operations that nothing else looks at become one kernel.
+//! Heads are only a shape: a value has all its numbers per token in one row, and an operation that works on single
+//! vectors knows how many there are.
 
-use super::expression::Expression;
-use super::{Extent, Graph, Kind, Prefix, State, accumulator_type};
+use super::{Attention, Expression, Graph, NodeId, Op, Real, Rope, Type, accumulator_type};
 use crate::spec::{self, Layer, SlotId, Unary};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{
-    AttentionShape, BinaryOp, DType, Kernel, Op, Output, Slice, TensorType, UnaryOp, ValueId,
-};
+use pipec_program::{BinaryOp, DType, UnaryOp};
 use std::collections::BTreeMap;
 
 /// The graph of a layer without its backward pass.
-pub(super) fn forward(layer: &Layer, extent: Extent<'_>, precision: DType) -> Graph {
+pub(super) fn forward(layer: &Layer, precision: DType) -> Graph {
     let graph = Graph {
-        name: match extent.part() {
-            Some(_) => format!("{}.i{}", layer.name, extent.slice),
-            None => layer.name.clone(),
-        },
+        name: layer.name.clone(),
         precision,
-        values: IdVec::new(),
+        nodes: IdVec::new(),
+        forward: 0,
         inputs: Vec::new(),
         outputs: Vec::new(),
         output_gradients: Vec::new(),
         input_gradients: Vec::new(),
-        forward: Vec::new(),
-        backward: Vec::new(),
-        state: Vec::new(),
-        prefix: Vec::new(),
+        loss: None,
+        contributions: Vec::new(),
+        slots: layer.slots.values().map(|slot| slot.name.clone()).collect(),
         random_sites: 0,
     };
-    let mut builder = Builder {
-        layer,
-        extent,
-        precision,
-        states: 0,
-        groups: groups(layer),
-        graph,
-        values: vec![None; layer.values.len()],
-        weights: vec![None; layer.slots.len()],
-        expressions: BTreeMap::new(),
-        open: BTreeMap::new(),
-    };
+    let values = vec![None; layer.values.len()];
+    let mut builder = Builder { layer, graph, values, leaves: BTreeMap::new() };
     builder.build();
     builder.graph
 }
 
-/// For each operation the last operation of the element-wise kernel that it becomes a part of; itself unless all that
-/// read its result are parts of one later kernel. None for what is not element-wise.
-fn groups(layer: &Layer) -> Vec<Option<usize>> {
-    // A reshape is the same value.
-    let mut origin: Vec<spec::ValueId> = layer.values.ids().collect();
-    let mut readers: Vec<Vec<usize>> = vec![Vec::new(); layer.values.len()];
-    for (position, operation) in layer.operations.iter().enumerate() {
-        match (&operation.op, operation.output) {
-            (spec::Op::Reshape { x }, Some(output)) => origin[output.index()] = origin[x.index()],
-            (op, _) => {
-                for x in op.operands() {
-                    readers[origin[x.index()].index()].push(position);
-                }
-            }
-        }
-    }
-    let mut leaves = vec![false; layer.values.len()];
-    for output in &layer.outputs {
-        leaves[origin[output.index()].index()] = true;
-    }
-    let mut groups: Vec<Option<usize>> = vec![None; layer.operations.len()];
-    for (position, operation) in layer.operations.iter().enumerate().rev() {
-        let Some(output) = operation.output else { continue };
-        if !is_element_wise(&operation.op) {
-            continue;
-        }
-        let mut reading = readers[output.index()].iter().map(|&reader| groups[reader]);
-        groups[position] = match reading.next() {
-            Some(Some(group)) if !leaves[output.index()] && reading.all(|other| other == Some(group)) => {
-                Some(group)
-            }
-            _ => Some(position),
-        };
-    }
-    groups
-}
-
-fn is_element_wise(op: &spec::Op) -> bool {
-    match op {
-        spec::Op::Unary { .. }
-        | spec::Op::Add { .. }
-        | spec::Op::Mul { .. }
-        | spec::Op::Scale { .. }
-        | spec::Op::Dropout { .. }
-        | spec::Op::Positions { .. } => true,
-        spec::Op::Embedding { .. }
-        | spec::Op::Linear { .. }
-        | spec::Op::RmsNorm { .. }
-        | spec::Op::LayerNorm { .. }
-        | spec::Op::Rope { .. }
-        | spec::Op::Attention { .. }
-        | spec::Op::Softmax { .. }
-        | spec::Op::Reshape { .. }
-        | spec::Op::CrossEntropy { .. } => false,
-    }
-}
-
 struct Builder<'a> {
     layer: &'a Layer,
-    extent: Extent<'a>,
-    precision: DType,
-    /// States of the attentions so far.
-    states: usize,
-    /// See [`groups`].
-    groups: Vec<Option<usize>>,
     graph: Graph,
-    /// The value of the graph for each value of the layer that is stored.
-    values: Vec<Option<ValueId>>,
-    /// The value of the graph for each slot, once it is used.
-    weights: Vec<Option<ValueId>>,
-    /// The expressions of element-wise kernels by their last operation.
-    expressions: BTreeMap<usize, Expression>,
-    /// The node of each value that is not stored in the expression of its kernel.
-    open: BTreeMap<spec::ValueId, u32>,
+    /// The node of each value of the layer.
+    values: Vec<Option<NodeId>>,
+    /// The nodes of parameters and of the tokens.
+    leaves: BTreeMap<Op, NodeId>,
 }
 
 impl Builder<'_> {
     fn build(&mut self) {
         let layer = self.layer;
-        for &input in &layer.inputs {
-            let value = self.stored(input, Kind::Boundary);
-            self.graph.inputs.push(value);
+        for (position, &input) in layer.inputs.iter().enumerate() {
+            let node = self.named(input, Op::Input(position), Vec::new());
+            self.graph.inputs.push(node);
         }
         for (position, operation) in layer.operations.iter().enumerate() {
-            match self.groups[position] {
-                Some(group) => self.element_wise(position, group, operation),
-                None => self.kernel(operation),
-            }
+            self.operation(position, operation);
         }
-        for &output in &layer.outputs {
-            let value = self.value(output);
-            self.graph.outputs.push(value);
-        }
+        self.graph.outputs = layer.outputs.iter().map(|&output| self.value(output)).collect();
+        self.graph.forward = self.graph.nodes.len();
     }
 
-    fn rows(&self) -> u64 {
-        self.extent.sequences * self.extent.tokens()
-    }
-
-    /// The value of the graph for a stored value of the layer.
-    fn value(&self, value: spec::ValueId) -> ValueId {
+    /// The node of a value of the layer.
+    fn value(&self, value: spec::ValueId) -> NodeId {
         self.values[value.index()].expect("an operation stands after those that it reads")
     }
 
-    /// A new value of the graph for a value of the layer.
-    fn stored(&mut self, value: spec::ValueId, kind: Kind) -> ValueId {
-        let spec::Value { name, heads, width } = &self.layer.values[value];
-        let ty = TensorType::new(self.precision, &[self.rows(), heads * width]);
-        let id = self.graph.add(name.clone(), ty, kind);
-        self.values[value.index()] = Some(id);
-        id
-    }
-
-    /// The value of the graph for a slot.
-    fn weight(&mut self, slot: SlotId) -> ValueId {
-        if let Some(value) = self.weights[slot.index()] {
-            return value;
-        }
-        let spec::Slot { name, shape } = &self.layer.slots[slot];
-        let ty = TensorType::new(self.precision, shape);
-        let value = self.graph.add(name.clone(), ty, Kind::Weight(slot));
-        self.weights[slot.index()] = Some(value);
-        value
-    }
-
-    /// The tokens or the targets.
-    fn feed(&mut self, name: &str, kind: Kind) -> ValueId {
-        if let Some((id, _)) = self.graph.values.iter().find(|(_, value)| value.kind == kind) {
-            return id;
-        }
-        self.graph.add(name.to_owned(), TensorType::new(DType::U32, &[self.rows()]), kind)
-    }
-
-    /// A value seen as vectors of the width that the layer gives it.
-    fn vectors(&mut self, stored: ValueId, value: spec::ValueId) -> ValueId {
+    /// The type of a value of the layer.
+    fn ty(&self, value: spec::ValueId) -> Type {
         let spec::Value { heads, width, .. } = self.layer.values[value];
-        self.graph.reshaped(stored, &[self.rows() * heads, width])
+        Type::PerToken { dtype: self.graph.precision, columns: heads * width }
     }
 
-    /// A number for every vector of a value: statistics of norms.
-    fn statistic(&mut self, name: &str, value: spec::ValueId) -> ValueId {
-        let spec::Value { name: of, heads, .. } = &self.layer.values[value];
-        let ty = TensorType::new(accumulator_type(self.precision), &[self.rows() * heads]);
-        self.graph.add(format!("{of}.{name}"), ty, Kind::Computed)
+    /// The node of a value that an operation makes alone.
+    fn named(&mut self, value: spec::ValueId, op: Op, inputs: Vec<NodeId>) -> NodeId {
+        let (name, ty) = (self.layer.values[value].name.clone(), self.ty(value));
+        let node = self.graph.add(name, op, inputs, ty);
+        self.values[value.index()] = Some(node);
+        node
     }
 
-    fn emit(&mut self, op: Op, inputs: Vec<ValueId>, outputs: &[ValueId]) {
-        let outputs = outputs.iter().map(|&value| Output { value, accumulate: false }).collect();
-        self.graph.forward.push(Kernel { op, inputs, outputs });
+    /// The node of a value that an operation makes together with statistics of so many vectors per token, which are named
+    /// after it.
+    fn tuple(&mut self, value: spec::ValueId, op: Op, inputs: Vec<NodeId>, others: &[(&str, u64)]) {
+        let name = self.layer.values[value].name.clone();
+        let dtype = accumulator_type(self.graph.precision);
+        let mut types = vec![self.ty(value)];
+        types.extend(others.iter().map(|&(_, heads)| Type::Statistic { dtype, heads }));
+        let tuple = self.graph.add(format!("{name}.all"), op, inputs, Type::Tuple(types));
+        self.values[value.index()] = Some(self.graph.part(name.clone(), tuple, 0));
+        for (part, (other, _)) in others.iter().enumerate() {
+            self.graph.part(format!("{name}.{other}"), tuple, part + 1);
+        }
     }
 
-    fn kernel(&mut self, operation: &spec::Operation) {
-        let output = operation.output;
-        let stored = |builder: &mut Self| {
-            let output = output.expect("every operation but the cross entropy has a result");
-            (output, builder.stored(output, Kind::Computed))
-        };
+    fn leaf(&mut self, name: &str, op: Op, ty: Type) -> NodeId {
+        if let Some(&node) = self.leaves.get(&op) {
+            return node;
+        }
+        let node = self.graph.add(name, op.clone(), Vec::new(), ty);
+        self.leaves.insert(op, node);
+        node
+    }
+
+    fn weight(&mut self, slot: SlotId) -> NodeId {
+        let spec::Slot { name, shape } = &self.layer.slots[slot];
+        let ty = Type::Whole { dtype: self.graph.precision, shape: shape.clone() };
+        self.leaf(name, Op::Weight(slot), ty)
+    }
+
+    /// Token ids.
+    fn feed(&mut self, name: &str, op: Op) -> NodeId {
+        self.leaf(name, op, Type::PerToken { dtype: DType::U32, columns: 1 })
+    }
+
+    fn operation(&mut self, position: usize, operation: &spec::Operation) {
+        let result = || operation.output.expect("every operation but the cross entropy has a result");
+        let heads_of = |value: spec::ValueId| self.layer.values[value].heads;
         match operation.op {
             spec::Op::Embedding { table } => {
-                let tokens = self.feed("tokens", Kind::Tokens);
+                let inputs = vec![self.feed("tokens", Op::Tokens), self.weight(table)];
+                self.named(result(), Op::Embedding, inputs);
+            }
+            spec::Op::Positions { x, table, first } => {
                 let table = self.weight(table);
-                let (_, y) = stored(self);
-                self.emit(Op::Embedding, vec![tokens, table], &[y]);
+                let ty = self.ty(result());
+                let rows = format!("{}.positions", self.layer.values[result()].name);
+                let places = self.feed("places", Op::Places);
+                let rows = self.graph.add(rows, Op::Positions { first }, vec![table, places], ty);
+                let mut e = Expression::default();
+                let (a, b) = (e.input(self.value(x)), e.input(rows));
+                let sum = e.binary(BinaryOp::Add, a, b);
+                self.map(result(), &e, sum);
             }
             spec::Op::Linear { x, weight, bias } => {
                 let mut inputs = vec![self.value(x), self.weight(weight)];
                 inputs.extend(bias.map(|bias| self.weight(bias)));
-                let (_, y) = stored(self);
-                self.emit(Op::Matmul { transpose_a: false, transpose_b: true }, inputs, &[y]);
+                self.named(result(), Op::Linear, inputs);
             }
             spec::Op::RmsNorm { x, gain, eps } => {
-                let from = self.value(x);
-                let inputs = vec![self.vectors(from, x), self.weight(gain)];
-                let (output, y) = stored(self);
-                let outputs = [self.vectors(y, output), self.statistic("inv_rms", output)];
-                self.emit(Op::RmsNorm { eps }, inputs, &outputs);
+                let heads = heads_of(x);
+                let inputs = vec![self.value(x), self.weight(gain)];
+                let op = Op::RmsNorm { heads, eps: Real::new(eps) };
+                self.tuple(result(), op, inputs, &[("inv_rms", heads)]);
             }
             spec::Op::LayerNorm { x, gain, bias, eps } => {
-                let from = self.value(x);
-                let inputs = vec![self.vectors(from, x), self.weight(gain), self.weight(bias)];
-                let (output, y) = stored(self);
-                let outputs = [
-                    self.vectors(y, output),
-                    self.statistic("mean", output),
-                    self.statistic("inv_std", output),
-                ];
-                self.emit(Op::LayerNorm { eps }, inputs, &outputs);
+                let heads = heads_of(x);
+                let inputs = vec![self.value(x), self.weight(gain), self.weight(bias)];
+                let op = Op::LayerNorm { heads, eps: Real::new(eps) };
+                self.tuple(result(), op, inputs, &[("mean", heads), ("inv_std", heads)]);
             }
             spec::Op::Rope { x, rotary, base, pairing, scaling } => {
-                let from = self.value(x);
-                let (_, y) = stored(self);
-                let op = Op::Rope {
-                    tokens: self.extent.tokens(),
-                    first: self.extent.first(self.extent.slice),
-                    head_dim: self.layer.values[x].width,
-                    rotary,
-                    base,
-                    pairing,
-                    scaling,
-                    inverse: false,
-                };
-                self.emit(op, vec![from], &[y]);
+                let head_dim = self.layer.values[x].width;
+                let rope = Rope { head_dim, rotary, base, pairing, scaling, inverse: false };
+                let inputs = vec![self.value(x)];
+                self.named(result(), Op::Rope(rope), inputs);
             }
             spec::Op::Attention { q, k, v, mask, scale } => {
-                let heads = self.layer.values[q].heads;
-                let shape = AttentionShape {
-                    sequences: self.extent.sequences,
+                let heads = heads_of(q);
+                let attention = Attention {
                     heads,
-                    kv_heads: self.layer.values[k].heads,
+                    kv_heads: heads_of(k),
                     head_dim: self.layer.values[q].width,
                     mask,
-                    scale,
+                    scale: Real::new(scale),
+                    operation: position,
                 };
-                let mut inputs = vec![self.value(q)];
-                self.keys_and_values(k, v, &mut inputs);
-                let (output, o) = stored(self);
-                let Extent { sequences, .. } = self.extent;
-                let extents = [sequences * heads, self.extent.tokens()];
-                let lse_type = TensorType::new(accumulator_type(self.precision), &extents);
-                let name = format!("{}.lse", self.layer.values[output].name);
-                let lse = self.graph.add(name, lse_type, Kind::Computed);
-                self.emit(Op::Attention(shape), inputs, &[o, lse]);
-            }
-            spec::Op::Softmax { x } => {
-                let from = self.value(x);
-                let from = self.vectors(from, x);
-                let (output, y) = stored(self);
-                let y = self.vectors(y, output);
-                self.emit(Op::Softmax, vec![from], &[y]);
-            }
-            spec::Op::Reshape { x } => {
-                if let Some(output) = output {
-                    self.values[output.index()] = self.values[x.index()];
-                    // The operand may be a part of an element-wise kernel that goes on.
-                    if let Some(&node) = self.open.get(&x) {
-                        self.open.insert(output, node);
-                    }
-                }
-            }
-            spec::Op::CrossEntropy { logits, ignore } => {
-                let from = self.value(logits);
-                let targets = self.feed("targets", Kind::Targets);
-                let loss = self.graph.add("loss".to_owned(), TensorType::new(DType::F64, &[1]), Kind::Loss);
-                let lse_type = TensorType::new(accumulator_type(self.precision), &[self.rows()]);
-                let name = format!("{}.lse", self.layer.values[logits].name);
-                let lse = self.graph.add(name, lse_type, Kind::Computed);
-                self.emit(Op::CrossEntropy { ignore }, vec![from, targets], &[loss, lse]);
-            }
-            spec::Op::Positions { .. }
-            | spec::Op::Unary { .. }
-            | spec::Op::Add { .. }
-            | spec::Op::Mul { .. }
-            | spec::Op::Scale { .. }
-            | spec::Op::Dropout { .. } => unreachable!("an element-wise operation has a group"),
-        }
-    }
-
-    /// The keys and values of an attention: those of earlier slices that some query sees, then those of the slice.
-    fn keys_and_values(&mut self, k: spec::ValueId, v: spec::ValueId, inputs: &mut Vec<ValueId>) {
-        let Extent { sequences, lengths, slice, .. } = self.extent;
-        let first = self.states;
-        self.states += 2;
-        for earlier in (0..slice).filter(|&earlier| self.extent.sees(slice, earlier)) {
-            for (state, of) in [(first, k), (first + 1, v)] {
-                let spec::Value { name, heads, width } = &self.layer.values[of];
-                let ty = TensorType::new(self.precision, &[sequences * lengths[earlier], heads * width]);
-                let (name, slice) = (format!("{name}.i{earlier}"), Slice::new(earlier));
-                let gradient = self.graph.add(format!("d{name}"), ty.clone(), Kind::PrefixGradient);
-                let value = self.graph.add(name, ty, Kind::Prefix);
-                inputs.push(value);
-                self.graph.prefix.push(Prefix { slice, state, value, gradient });
-            }
-        }
-        let seen = self.extent.sees(slice + 1, slice);
-        for of in [k, v] {
-            let mut value = self.value(of);
-            if slice + 1 < lengths.len() {
-                value = self.state(value);
-                let gradient = seen.then(|| {
-                    let super::Value { name, ty, .. } = self.graph.values[value].clone();
-                    self.graph.add(format!("d{name}.later"), ty, Kind::StateGradient)
-                });
-                self.graph.state.push(State { value, gradient });
-            }
-            inputs.push(value);
-        }
-    }
-
-    /// A value as a state: one that a kernel made and that is no other state, so that it has a place of its own.
-    fn state(&mut self, value: ValueId) -> ValueId {
-        let origin = self.graph.origin(value);
-        let is_made = self.graph.values[origin].kind == Kind::Computed;
-        if is_made && self.graph.state.iter().all(|state| self.graph.origin(state.value) != origin) {
-            return value;
-        }
-        let super::Value { name, ty, .. } = self.graph.values[origin].clone();
-        let copy = self.graph.add(format!("{name}.state"), ty, Kind::Computed);
-        let mut e = Expression::default();
-        let node = e.input(origin);
-        let output = Output { value: copy, accumulate: false };
-        self.graph.forward.push(e.kernel(&[node], vec![output], None));
-        copy
-    }
-
-    /// Adds an operation to the expression of its kernel, and ends the kernel if the operation is its last.
-    fn element_wise(&mut self, position: usize, group: usize, operation: &spec::Operation) {
-        let output = operation.output.expect("every operation but the cross entropy has a result");
-        // What stands in a register for each operand: a node of this kernel, or a stored value.
-        let mut e = self.expressions.remove(&group).unwrap_or_default();
-        let result = match operation.op {
-            spec::Op::Positions { x, table, first } => {
-                let table = self.weight(table);
-                let spec::Value { name, heads, width } = &self.layer.values[output];
-                let ty = TensorType::new(self.precision, &[self.rows(), heads * width]);
-                let rows = self.graph.add(format!("{name}.positions"), ty, Kind::Computed);
-                let first = first + self.extent.first(self.extent.slice);
-                self.emit(Op::Positions { tokens: self.extent.tokens(), first }, vec![table], &[rows]);
-                let (a, b) = (self.node(&mut e, x), e.input(rows));
-                e.binary(BinaryOp::Add, a, b)
+                let inputs = vec![self.value(q), self.value(k), self.value(v)];
+                self.tuple(result(), Op::Attention(attention), inputs, &[("lse", heads)]);
             }
             spec::Op::Unary { function, x } => {
-                let x = self.node(&mut e, x);
-                unary(&mut e, function, x)
+                let mut e = Expression::default();
+                let x = e.input(self.value(x));
+                let y = unary(&mut e, function, x);
+                self.map(result(), &e, y);
             }
-            spec::Op::Add { a, b } => {
-                let (a, b) = (self.node(&mut e, a), self.node(&mut e, b));
-                e.binary(BinaryOp::Add, a, b)
-            }
-            spec::Op::Mul { a, b } => {
-                let (a, b) = (self.node(&mut e, a), self.node(&mut e, b));
-                e.binary(BinaryOp::Mul, a, b)
-            }
+            spec::Op::Add { a, b } => self.binary(result(), BinaryOp::Add, a, b),
+            spec::Op::Mul { a, b } => self.binary(result(), BinaryOp::Mul, a, b),
             spec::Op::Scale { x, factor } => {
-                let (x, factor) = (self.node(&mut e, x), e.constant(factor));
-                e.binary(BinaryOp::Mul, x, factor)
+                let mut e = Expression::default();
+                let (x, factor) = (e.input(self.value(x)), e.constant(factor));
+                let y = e.binary(BinaryOp::Mul, x, factor);
+                self.map(result(), &e, y);
             }
             spec::Op::Dropout { x, p } => {
-                let x = self.node(&mut e, x);
-                let random = e.random(self.graph.random_sites);
+                let mut e = Expression::default();
+                let (x, random) = (e.input(self.value(x)), e.random(self.graph.random_sites));
                 self.graph.random_sites += 1;
                 // 1 / (1 - p) with probability 1 - p, else 0.
                 let (bound, scale) = (e.constant(1.0 - p), e.constant(1.0 / (1.0 - p)));
                 let kept = e.binary(BinaryOp::Less, random, bound);
                 let factor = e.binary(BinaryOp::Mul, kept, scale);
-                e.binary(BinaryOp::Mul, x, factor)
+                let y = e.binary(BinaryOp::Mul, x, factor);
+                self.map(result(), &e, y);
             }
-            spec::Op::Embedding { .. }
-            | spec::Op::Linear { .. }
-            | spec::Op::RmsNorm { .. }
-            | spec::Op::LayerNorm { .. }
-            | spec::Op::Rope { .. }
-            | spec::Op::Attention { .. }
-            | spec::Op::Softmax { .. }
-            | spec::Op::Reshape { .. }
-            | spec::Op::CrossEntropy { .. } => unreachable!("only element-wise operations have a group"),
-        };
-        if position == group {
-            let value = self.stored(output, Kind::Computed);
-            let output = Output { value, accumulate: false };
-            let kernel = e.kernel(&[result], vec![output], self.extent.part());
-            self.graph.forward.push(kernel);
-        } else {
-            self.open.insert(output, result);
-            self.expressions.insert(group, e);
+            spec::Op::Softmax { x } => {
+                let (heads, inputs) = (heads_of(x), vec![self.value(x)]);
+                self.named(result(), Op::Softmax { heads }, inputs);
+            }
+            spec::Op::Reshape { x } => self.values[result().index()] = self.values[x.index()],
+            spec::Op::CrossEntropy { logits, ignore } => {
+                let inputs = vec![self.value(logits), self.feed("targets", Op::Targets)];
+                let dtype = accumulator_type(self.graph.precision);
+                let types = vec![
+                    Type::Whole { dtype: DType::F64, shape: vec![1] },
+                    Type::Statistic { dtype, heads: 1 },
+                ];
+                let op = Op::CrossEntropy { ignore };
+                let tuple = self.graph.add("loss.all", op, inputs, Type::Tuple(types));
+                self.graph.loss = Some(self.graph.part("loss", tuple, 0));
+                self.graph.part(format!("{}.lse", self.layer.values[logits].name), tuple, 1);
+            }
         }
     }
 
-    /// The node of an operand in an expression.
-    fn node(&self, expression: &mut Expression, x: spec::ValueId) -> u32 {
-        match self.open.get(&x) {
-            Some(&node) => node,
-            None => expression.input(self.value(x)),
-        }
+    fn binary(&mut self, result: spec::ValueId, op: BinaryOp, a: spec::ValueId, b: spec::ValueId) {
+        let mut e = Expression::default();
+        let (a, b) = (e.input(self.value(a)), e.input(self.value(b)));
+        let y = e.binary(op, a, b);
+        self.map(result, &e, y);
+    }
+
+    fn map(&mut self, result: spec::ValueId, e: &Expression<NodeId>, node: u32) {
+        let (formula, inputs) = e.finish(&[node]);
+        self.named(result, Op::Map(formula), inputs);
     }
 }
 
-fn unary(e: &mut Expression, function: Unary, x: u32) -> u32 {
+fn unary(e: &mut Expression<NodeId>, function: Unary, x: u32) -> u32 {
     use BinaryOp::{Add, Max, Mul};
     match function {
         Unary::Silu => {

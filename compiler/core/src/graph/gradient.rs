@@ -1,340 +1,250 @@
 //! Reverse-mode differentiation of a layer.
 //!
-//! Forward kernels are taken in reverse. When a kernel's turn comes, all that reads its result has had its turn, so the
-//! gradient of the result is complete; its weight kernels follow at once, then the kernel that passes the gradient on.
-//!
-//! A gradient with several contributions is the first that a kernel writes, plus those that later kernels add to it in
-//! place. Contributions that exist already as another gradient (an addition passes its gradient on unchanged) are never
-//! copied: a norm takes one as its residual, an element-wise kernel as an operand, and only what is left needs a sum of
-//! its own.
+//! Forward nodes are taken in reverse. When a node's turn comes, all that reads its result has had its turn, so the
+//! gradient of the result is complete; its contributions to the gradients of parameters follow at once, then the gradients
+//! of its operands. A gradient with several contributions is their sum in the order in which they arise.
 
-use super::expression::Expression;
-use super::{Extent, Graph, Kind, LOSS_SCALE, Phase, Value, accumulator_type};
+use super::{Added, Expression, Formula, Graph, NodeId, Op, Rope, Type, accumulator_type};
 use crate::spec::SlotId;
+use pipec_program::BinaryOp;
 use pipec_program::id::Id;
-use pipec_program::{BinaryOp, Kernel, Node, Op, Output, TensorType, ValueId};
-use std::collections::BTreeMap;
 
 /// Adds both backward passes to a graph that has a forward pass only.
-pub(super) fn differentiate(mut graph: Graph, extent: Extent<'_>) -> Graph {
-    let forward = graph.forward.clone();
-    let mut reverse = Reverse {
-        pending: graph.values.ids().map(|_| Pending::default()).collect(),
-        weights: BTreeMap::new(),
-        extent,
-        graph: &mut graph,
-    };
+pub(super) fn differentiate(mut graph: Graph) -> Graph {
+    let count = graph.nodes.len();
+    let mut reverse = Reverse { contributions: vec![Vec::new(); count], graph: &mut graph };
     reverse.begin();
-    for kernel in forward.iter().rev() {
-        reverse.kernel(kernel);
+    for node in (0..count).rev() {
+        reverse.node(NodeId::new(node));
     }
     reverse.end();
     graph
 }
 
-/// What has been contributed to the gradient of a value so far. The gradient is the sum.
-#[derive(Clone, Debug, Default)]
-struct Pending {
-    /// A value that only this gradient names, so that kernels may add to it.
-    owned: Option<ValueId>,
-    /// Complete values that others may name too.
-    shared: Vec<ValueId>,
-}
-
 struct Reverse<'a> {
-    extent: Extent<'a>,
     graph: &'a mut Graph,
-    /// By forward value, for values that are no reshapes.
-    pending: Vec<Pending>,
-    weights: BTreeMap<SlotId, ValueId>,
+    /// What has been contributed to the gradient of each forward node so far.
+    contributions: Vec<Vec<NodeId>>,
 }
 
 impl Reverse<'_> {
     fn begin(&mut self) {
-        for state in self.graph.state.clone() {
-            self.pending(state.value).owned = state.gradient;
-        }
-        for output in self.graph.outputs.clone() {
-            let Value { name, ty, .. } = self.graph.values[output].clone();
-            let gradient = self.graph.add(format!("d{name}"), ty, Kind::Boundary);
+        for (position, output) in self.graph.outputs.clone().into_iter().enumerate() {
+            let gradient = self.like(output, Op::OutputGradient(position), Vec::new());
             self.graph.output_gradients.push(gradient);
-            self.share(output, gradient);
+            self.contribute(output, gradient);
         }
     }
 
     fn end(&mut self) {
         for input in self.graph.inputs.clone() {
-            let gradient = match self.gradient(input) {
-                Some(gradient) => gradient,
-                None => {
-                    // Nothing reads the input: its gradient is zero.
-                    let output = self.target(input);
-                    let mut zero = Expression::default();
-                    let node = zero.constant(0.0);
-                    self.graph.backward.push((Phase::B, zero.kernel(&[node], vec![output], None)));
-                    output.value
-                }
-            };
+            let gradient = self.gradient(input).unwrap_or_else(|| {
+                // Nothing reads the input: its gradient is zero.
+                let mut zero = Expression::<NodeId>::default();
+                let node = zero.constant(0.0);
+                let (formula, inputs) = zero.finish(&[node]);
+                self.like(input, Op::Map(formula), inputs)
+            });
             self.graph.input_gradients.push(gradient);
         }
     }
 
-    fn pending(&mut self, x: ValueId) -> &mut Pending {
-        let origin = self.graph.origin(x);
-        &mut self.pending[origin.index()]
+    /// A node with the type of another, named as its gradient.
+    fn like(&mut self, other: NodeId, op: Op, inputs: Vec<NodeId>) -> NodeId {
+        let (name, ty) = (format!("d{}", self.graph.nodes[other].name), self.graph.nodes[other].ty.clone());
+        self.graph.add(name, op, inputs, ty)
     }
 
-    /// A new value for (a part of) the gradient of a value.
-    fn new_gradient(&mut self, x: ValueId) -> ValueId {
-        let origin = self.graph.origin(x);
-        let Value { name, ty, .. } = self.graph.values[origin].clone();
-        self.graph.add(format!("d{name}"), ty, Kind::Computed)
+    fn contribute(&mut self, x: NodeId, gradient: NodeId) {
+        self.contributions[x.index()].push(gradient);
     }
 
-    /// A gradient under the shape of the value that it belongs to.
-    fn shaped(&mut self, gradient: ValueId, like: ValueId) -> ValueId {
-        let shape = self.graph.values[like].ty.shape.clone();
-        self.graph.reshaped(gradient, &shape.0)
+    /// The complete gradient of a node; none if nothing depends on it.
+    fn gradient(&mut self, x: NodeId) -> Option<NodeId> {
+        let contributions = std::mem::take(&mut self.contributions[x.index()]);
+        contributions.into_iter().reduce(|sum, next| {
+            let mut e = Expression::default();
+            let (a, b) = (e.input(sum), e.input(next));
+            let node = e.binary(BinaryOp::Add, a, b);
+            let (formula, inputs) = e.finish(&[node]);
+            self.like(x, Op::Map(formula), inputs)
+        })
     }
 
-    /// Where a kernel that may accumulate puts its contribution to the gradient of `x`.
-    fn target(&mut self, x: ValueId) -> Output {
-        let (gradient, accumulate) = match self.pending(x).owned {
-            Some(gradient) => (gradient, true),
-            None => {
-                let gradient = self.new_gradient(x);
-                self.pending(x).owned = Some(gradient);
-                (gradient, false)
+    /// A contribution to the gradients of parameters.
+    fn parameters(&mut self, op: Op, inputs: Vec<NodeId>, weights: &[NodeId]) {
+        let mut slots: Vec<SlotId> = Vec::new();
+        let mut types: Vec<Type> = Vec::new();
+        let mut name = String::new();
+        for &weight in weights {
+            let node = &self.graph.nodes[weight];
+            let (Op::Weight(slot), Type::Whole { dtype, shape }) = (&node.op, &node.ty) else {
+                unreachable!("an operand for parameters is one")
+            };
+            slots.push(*slot);
+            types.push(Type::Whole { dtype: accumulator_type(*dtype), shape: shape.clone() });
+            if name.is_empty() {
+                name = format!("d{}", node.name);
             }
-        };
-        Output { value: self.shaped(gradient, x), accumulate }
-    }
-
-    /// Where a kernel that only writes puts its contribution to the gradient of `x`.
-    fn fresh(&mut self, x: ValueId) -> Output {
-        if self.pending(x).owned.is_none() {
-            return self.target(x);
         }
-        let gradient = self.new_gradient(x);
-        self.share(x, gradient);
-        Output { value: self.shaped(gradient, x), accumulate: false }
-    }
-
-    /// Contributes a complete value.
-    fn share(&mut self, x: ValueId, gradient: ValueId) {
-        let gradient = self.graph.origin(gradient);
-        self.pending(x).shared.push(gradient);
-    }
-
-    /// Takes a complete contribution to the gradient of `x`, for a kernel that adds it to its own.
-    fn residual(&mut self, x: ValueId) -> Option<ValueId> {
-        let shared = &mut self.pending(x).shared;
-        let first = (!shared.is_empty()).then(|| shared.remove(0))?;
-        Some(self.shaped(first, x))
-    }
-
-    /// The complete gradient of a value under the shape of the value; none if nothing depends on it.
-    fn gradient(&mut self, x: ValueId) -> Option<ValueId> {
-        let Pending { owned, shared } = self.pending(x).clone();
-        let gradient = match (owned, &shared[..]) {
-            (None, []) => return None,
-            (None, &[single]) | (Some(single), []) => single,
-            (None, [_, _, ..]) | (Some(_), [_, ..]) => {
-                let mut sum = Expression::default();
-                let mut node = sum.input(shared[0]);
-                for &other in &shared[1..] {
-                    let other = sum.input(other);
-                    node = sum.binary(BinaryOp::Add, node, other);
-                }
-                self.pending(x).shared.clear();
-                let origin = self.graph.origin(x);
-                let output = self.target(origin);
-                self.graph.backward.push((Phase::B, sum.kernel(&[node], vec![output], None)));
-                output.value
-            }
+        let ty = match types.len() {
+            1 => types.remove(0),
+            _ => Type::Tuple(types),
         };
-        *self.pending(x) = Pending { owned: None, shared: vec![gradient] };
-        Some(self.shaped(gradient, x))
+        let node = self.graph.add(name, op, inputs, ty);
+        self.graph.contributions.push((node, slots));
     }
 
-    /// The gradient of a parameter: only ever added to.
-    fn weight(&mut self, weight: ValueId) -> Output {
-        let Value { name, ty, kind } = self.graph.values[weight].clone();
-        let Kind::Weight(slot) = kind else { unreachable!("kernels take parameters from slots") };
-        let dtype = accumulator_type(ty.dtype);
-        let graph = &mut *self.graph;
-        let value = *self.weights.entry(slot).or_insert_with(|| {
-            let ty = TensorType { dtype, shape: ty.shape };
-            graph.add(format!("d{name}"), ty, Kind::WeightGradient(slot))
-        });
-        Output { value, accumulate: true }
+    /// A part of a tuple that a forward node is.
+    fn part(&self, tuple: NodeId, part: usize) -> NodeId {
+        let after = self.graph.nodes.iter().skip(tuple.index());
+        let mut parts = after.filter(|(_, node)| node.op == Op::Part(part) && node.inputs == [tuple]);
+        parts.next().expect("every part of a forward tuple is a node").0
     }
 
-    fn emit(&mut self, phase: Phase, op: Op, inputs: Vec<ValueId>, outputs: Vec<Output>) {
-        self.graph.backward.push((phase, Kernel { op, inputs, outputs }));
-    }
-
-    fn kernel(&mut self, kernel: &Kernel) {
-        let [x, ..] = kernel.inputs[..] else {
-            unreachable!("every forward kernel reads something");
-        };
-        let y = kernel.outputs[0].value;
-        if let Op::CrossEntropy { ignore } = kernel.op {
-            let (targets, lse) = (kernel.inputs[1], kernel.outputs[1].value);
-            let dx = self.fresh(x);
-            let op = Op::CrossEntropyGrad { ignore, scale: LOSS_SCALE };
-            return self.emit(Phase::B, op, vec![x, targets, lse], vec![dx]);
-        }
-        let Some(dy) = self.gradient(y) else {
-            // Nothing depends on the result.
-            return self.no_gradients(kernel);
-        };
-        match &kernel.op {
+    fn node(&mut self, id: NodeId) {
+        let node = self.graph.nodes[id].clone();
+        let inputs = node.inputs;
+        match node.op {
+            Op::Input(_) | Op::Weight(_) | Op::Tokens | Op::Targets | Op::Places => {}
             Op::Embedding => {
-                let dtable = self.weight(kernel.inputs[1]);
-                self.emit(Phase::W, Op::EmbeddingGrad, vec![x, dy], vec![dtable]);
+                let Some(dy) = self.gradient(id) else { return };
+                self.parameters(Op::EmbeddingGrad, vec![inputs[0], dy], &inputs[1..]);
             }
-            &Op::Positions { tokens, first } => {
-                let dtable = self.weight(x);
-                self.emit(Phase::B, Op::PositionsGrad { tokens, first }, vec![dy], vec![dtable]);
+            Op::Positions { first } => {
+                let Some(dy) = self.gradient(id) else { return };
+                self.parameters(Op::PositionsGrad { first }, vec![dy], &inputs[..1]);
             }
-            Op::Matmul { .. } => {
-                let weight = kernel.inputs[1];
-                let dweight = self.weight(weight);
-                let product = Op::Matmul { transpose_a: true, transpose_b: false };
-                self.emit(Phase::W, product, vec![dy, x], vec![dweight]);
-                if let Some(&bias) = kernel.inputs.get(2) {
-                    let dbias = self.weight(bias);
-                    self.emit(Phase::W, Op::SumRows, vec![dy], vec![dbias]);
+            Op::Linear => {
+                let Some(dy) = self.gradient(id) else { return };
+                let (x, weight) = (inputs[0], inputs[1]);
+                self.parameters(Op::WeightProduct, vec![dy, x], &[weight]);
+                if inputs.len() > 2 {
+                    self.parameters(Op::SumRows, vec![dy], &inputs[2..]);
                 }
-                let dx = self.target(x);
-                let product = Op::Matmul { transpose_a: false, transpose_b: false };
-                self.emit(Phase::B, product, vec![dy, weight], vec![dx]);
+                let dx = self.like(x, Op::Product(Added::No), vec![dy, weight]);
+                self.contribute(x, dx);
             }
-            Op::RmsNorm { .. } => {
-                let (gain, inv_rms) = (kernel.inputs[1], kernel.outputs[1].value);
-                let dgain = self.weight(gain);
-                self.emit(Phase::B, Op::RmsNormGainGrad, vec![x, inv_rms, dy], vec![dgain]);
-                let mut inputs = vec![x, gain, inv_rms, dy];
-                inputs.extend(self.residual(x));
-                let dx = self.target(x);
-                self.emit(Phase::B, Op::RmsNormGrad, inputs, vec![dx]);
+            Op::Rope(rope) => {
+                let Some(dy) = self.gradient(id) else { return };
+                let back = Rope { inverse: !rope.inverse, ..rope };
+                let dx = self.like(inputs[0], Op::Rope(back), vec![dy]);
+                self.contribute(inputs[0], dx);
             }
-            Op::LayerNorm { .. } => {
-                let (gain, bias) = (kernel.inputs[1], kernel.inputs[2]);
-                let (mean, inv_std) = (kernel.outputs[1].value, kernel.outputs[2].value);
-                let outputs = vec![self.weight(gain), self.weight(bias)];
-                self.emit(Phase::B, Op::LayerNormParamGrad, vec![x, mean, inv_std, dy], outputs);
-                let mut inputs = vec![x, gain, mean, inv_std, dy];
-                inputs.extend(self.residual(x));
-                let dx = self.target(x);
-                self.emit(Phase::B, Op::LayerNormGrad, inputs, vec![dx]);
+            Op::Softmax { heads } => {
+                let Some(dy) = self.gradient(id) else { return };
+                let dx = self.like(inputs[0], Op::SoftmaxGrad { heads }, vec![id, dy]);
+                self.contribute(inputs[0], dx);
             }
-            &Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse } => {
-                let inverse = !inverse;
-                let op = Op::Rope { tokens, first, head_dim, rotary, base, pairing, scaling, inverse };
-                let dx = self.fresh(x);
-                self.emit(Phase::B, op, vec![dy], vec![dx]);
+            Op::Map(formula) => {
+                let Some(dy) = self.gradient(id) else { return };
+                self.map(&inputs, &formula, dy);
             }
-            &Op::Attention(shape) => {
-                let lse = kernel.outputs[1].value;
-                // One kernel writes all of them, so no two may be added up in one place.
-                let mut outputs: Vec<Output> = Vec::new();
-                for &operand in &kernel.inputs {
-                    if let Some(output) = self.prefix(operand) {
-                        outputs.push(output);
-                        continue;
-                    }
-                    let mut output = self.target(operand);
-                    if outputs.iter().any(|other| other.value == output.value) {
-                        output = self.fresh(operand);
-                    }
-                    outputs.push(output);
-                }
-                let mut inputs = kernel.inputs.clone();
-                inputs.extend([y, lse, dy]);
-                self.emit(Phase::B, Op::AttentionGrad(shape), inputs, outputs);
+            // The gradient of a tuple is that of its first part; the others are statistics.
+            Op::Part(0) => {
+                let Some(dy) = self.gradient(id) else { return };
+                self.tuple(inputs[0], id, dy);
             }
-            Op::Softmax => {
-                let dx = self.target(x);
-                self.emit(Phase::B, Op::SoftmaxGrad, vec![y, dy], vec![dx]);
+            Op::Part(_) => {}
+            // Taken with their parts.
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Attention(_) => {}
+            Op::CrossEntropy { ignore } => {
+                let lse = self.part(id, 1);
+                let op = Op::CrossEntropyGrad { ignore };
+                let dx = self.like(inputs[0], op, vec![inputs[0], inputs[1], lse]);
+                self.contribute(inputs[0], dx);
             }
-            Op::Map { nodes, results, .. } => self.map(&kernel.inputs, nodes, results, dy),
-            Op::SumRows
+            Op::OutputGradient(_)
+            | Op::Product(_)
+            | Op::WeightProduct
+            | Op::SumRows
             | Op::EmbeddingGrad
             | Op::PositionsGrad { .. }
-            | Op::RmsNormGrad
-            | Op::RmsNormGainGrad
-            | Op::LayerNormGrad
-            | Op::LayerNormParamGrad
-            | Op::AttentionGrad(_)
-            | Op::SoftmaxGrad
-            | Op::CrossEntropy { .. }
-            | Op::CrossEntropyGrad { .. }
-            | Op::SumSquares
-            | Op::ClipFactor { .. }
-            | Op::AdamW { .. } => unreachable!("a forward pass has no such kernel"),
+            | Op::RmsNormGrad { .. }
+            | Op::RmsNormGainGrad { .. }
+            | Op::LayerNormGrad { .. }
+            | Op::LayerNormParamGrad { .. }
+            | Op::AttentionGrad { .. }
+            | Op::SoftmaxGrad { .. }
+            | Op::CrossEntropyGrad { .. } => unreachable!("a forward pass has no such node"),
         }
     }
 
-    /// Where the gradient of a state of an earlier slice goes, if the operand is one: the last slice that sees it is the
-    /// first to write it.
-    fn prefix(&self, operand: ValueId) -> Option<Output> {
-        let prefix = self.graph.prefix.iter().find(|prefix| prefix.value == operand)?;
-        let accumulate = self.extent.sees(self.extent.slice + 1, prefix.slice.index());
-        Some(Output { value: prefix.gradient, accumulate })
-    }
-
-    /// The gradients of a kernel on whose result nothing depends: earlier slices wait for those of their states.
-    fn no_gradients(&mut self, kernel: &Kernel) {
-        let Op::Attention(_) = kernel.op else { return };
-        for &operand in &kernel.inputs {
-            if let Some(output) = self.prefix(operand)
-                && !output.accumulate
-            {
-                let mut zero = Expression::default();
-                let node = zero.constant(0.0);
-                self.graph.backward.push((Phase::B, zero.kernel(&[node], vec![output], None)));
+    /// The gradients of an operation with several results, from that of its first, `y`.
+    fn tuple(&mut self, id: NodeId, y: NodeId, dy: NodeId) {
+        let node = self.graph.nodes[id].clone();
+        let inputs = node.inputs;
+        match node.op {
+            Op::RmsNorm { heads, .. } => {
+                let (x, gain, inv_rms) = (inputs[0], inputs[1], self.part(id, 1));
+                self.parameters(Op::RmsNormGainGrad { heads }, vec![x, inv_rms, dy], &[gain]);
+                let dx = self.like(x, Op::RmsNormGrad { heads }, vec![x, gain, inv_rms, dy]);
+                self.contribute(x, dx);
             }
-        }
-    }
-
-    /// The gradients of an element-wise kernel in one kernel. Operands whose gradient is that of the result get no
-    /// output, and operands whose gradients are equal get one: they share it.
-    fn map(&mut self, inputs: &[ValueId], nodes: &[Node], results: &[u32], dy: ValueId) {
-        let mut e = Expression::of(inputs, nodes);
-        let weight = e.input(dy);
-        let results: Vec<(u32, u32)> = results.iter().map(|&result| (result, weight)).collect();
-        let contributions = e.differentiate(&results);
-        let (mut gradients, mut outputs) = (Vec::new(), Vec::new());
-        for (position, &(x, mut gradient)) in contributions.iter().enumerate() {
-            if gradient == weight {
-                self.share(x, dy);
-                continue;
+            Op::LayerNorm { heads, .. } => {
+                let (x, gain, mean, inv_std) = (inputs[0], inputs[1], self.part(id, 1), self.part(id, 2));
+                let op = Op::LayerNormParamGrad { heads };
+                self.parameters(op, vec![x, mean, inv_std, dy], &inputs[1..3]);
+                let dx = self.like(x, Op::LayerNormGrad { heads }, vec![x, gain, mean, inv_std, dy]);
+                self.contribute(x, dx);
             }
-            let equal = |&&(_, other): &&(ValueId, u32)| other == gradient;
-            if contributions[..position].iter().any(|other| equal(&other)) {
-                // Written for an operand before.
-                continue;
-            }
-            if contributions.iter().filter(equal).count() > 1 {
-                let value = self.new_gradient(x);
-                gradients.push(gradient);
-                outputs.push(Output { value, accumulate: false });
-                for &(x, _) in contributions.iter().filter(equal) {
-                    self.share(x, value);
+            Op::Attention(of) => {
+                let types = inputs.iter().map(|&input| self.graph.nodes[input].ty.clone()).collect();
+                let mut operands = inputs.clone();
+                operands.extend([y, self.part(id, 1), dy]);
+                let name = format!("d{}.all", self.graph.nodes[y].name);
+                let op = Op::AttentionGrad { of, added: 0 };
+                let tuple = self.graph.add(name, op, operands, Type::Tuple(types));
+                for (part, &operand) in inputs.iter().enumerate() {
+                    let name = format!("d{}", self.graph.nodes[operand].name);
+                    let gradient = self.graph.part(name, tuple, part);
+                    self.contribute(operand, gradient);
                 }
-                continue;
             }
-            while let Some(before) = self.residual(x) {
-                let before = e.input(before);
-                gradient = e.binary(BinaryOp::Add, before, gradient);
-            }
-            gradients.push(gradient);
-            outputs.push(self.target(x));
+            Op::CrossEntropy { .. } => {}
+            Op::Input(_)
+            | Op::Weight(_)
+            | Op::Tokens
+            | Op::Targets
+            | Op::Places
+            | Op::OutputGradient(_)
+            | Op::Part(_)
+            | Op::Embedding
+            | Op::Positions { .. }
+            | Op::Linear
+            | Op::Rope(_)
+            | Op::Softmax { .. }
+            | Op::Map(_)
+            | Op::Product(_)
+            | Op::WeightProduct
+            | Op::SumRows
+            | Op::EmbeddingGrad
+            | Op::PositionsGrad { .. }
+            | Op::RmsNormGrad { .. }
+            | Op::RmsNormGainGrad { .. }
+            | Op::LayerNormGrad { .. }
+            | Op::LayerNormParamGrad { .. }
+            | Op::AttentionGrad { .. }
+            | Op::SoftmaxGrad { .. }
+            | Op::CrossEntropyGrad { .. } => unreachable!("no tuple"),
         }
-        if !outputs.is_empty() {
-            self.graph.backward.push((Phase::B, e.kernel(&gradients, outputs, self.extent.part())));
+    }
+
+    /// The gradients of the operands of an element-wise formula; one that is the gradient of the result is that.
+    fn map(&mut self, inputs: &[NodeId], formula: &Formula, dy: NodeId) {
+        let mut e = Expression::default();
+        let results = e.formula(formula, inputs);
+        let weight = e.input(dy);
+        let results: Vec<(u32, u32)> = results.into_iter().map(|result| (result, weight)).collect();
+        for (x, gradient) in e.differentiate(&results) {
+            let dx = match gradient == weight {
+                true => dy,
+                false => {
+                    let (formula, operands) = e.finish(&[gradient]);
+                    self.like(x, Op::Map(formula), operands)
+                }
+            };
+            self.contribute(x, dx);
         }
     }
 }

@@ -1,20 +1,16 @@
-//! One small graph per distinct layer: forward, input gradient and weight gradient as kernels over typed values.
+//! One small graph per distinct layer: forward, input gradient and weight gradient as pure operations on whole values.
 //!
-//! A [`Graph`] is the layer for one slice of one micro-batch: shapes are concrete, ops are those of the program.
-//! Invariants (checked by its verifier): every value is written once and then only added to; kernels obey the signatures
-//! of their ops; a forward kernel reads nothing of the backward pass; weight kernels are read by no kernel, so that the
-//! backward pass without them is complete.
+//! A [`Graph`] says what a layer computes for a micro-batch, and nothing of how: every node is a value of its own, nothing
+//! is fused, written in place, sliced, kept or placed. Nodes stand after their operands; those of the backward pass stand
+//! behind those of the forward pass, in the reverse order of what they differentiate.
 //!
-//! Slices of a sequence meet in attention alone. The keys and values of a slice are its *state*: queries of later slices
-//! read them as a *prefix*, forward and backward, and what they contribute to the gradient of the state is added up until
-//! the backward pass of the slice itself takes it. Slices therefore ascend forward and descend backward, and the last
-//! slice that sees a state is the first that writes its gradient.
-//!
-//! It deliberately knows no buffers, no stages and no order across layers.
+//! It deliberately knows no slices, no kernels, no memory and no costs: how a layer is computed is decided in
+//! [`crate::rewrite`].
 
-mod expression;
+mod formula;
 mod forward;
 mod gradient;
+mod op;
 mod print;
 #[cfg(test)]
 pub(crate) mod samples;
@@ -22,206 +18,122 @@ pub(crate) mod samples;
 mod tests;
 mod verify;
 
-use crate::spec::{Layer, LayerId, Model, Op, SlotId, Train};
+use crate::spec::{Layer, LayerId, Model, SlotId};
+use pipec_program::DType;
 use pipec_program::id::IdVec;
-use pipec_program::{DType, Kernel, Mask, Part, ScalarId, Shape, Slice, TensorType, ValueId};
+use std::fmt;
 
+pub use formula::{Expression, Formula, Operand};
+pub use op::{Added, Attention, Op, Real, Rope};
 pub use print::print;
 pub use verify::verify;
 
-/// The graphs of all distinct layers for one slice.
+/// The graphs of all distinct layers.
 pub type Graphs = IdVec<LayerId, Graph>;
 
-/// The graphs of the layers of a model for every slice of a micro-batch of a training run. `lengths` are the tokens of
-/// the slices, which add up to those of a sequence.
-pub fn graphs(model: &Model, train: &Train, lengths: &[u64]) -> IdVec<Slice, Graphs> {
-    let reach = reach(model);
-    let of_slice = |slice: usize| {
-        let extent = Extent { sequences: train.micro_batch, lengths, slice, reach };
-        model.layers.values().map(|layer| build(layer, extent, train.precision)).collect()
-    };
-    (0..lengths.len()).map(of_slice).collect()
+/// The graphs of the layers of a model.
+pub fn graphs(model: &Model, precision: DType) -> Graphs {
+    model.layers.values().map(|layer| build(layer, precision)).collect()
 }
 
-/// The forward pass of a layer for a slice of some sequences, and both its backward passes. The layer must be one that
-/// can be sliced, or the slice the only one.
-pub fn build(layer: &Layer, extent: Extent<'_>, precision: DType) -> Graph {
-    gradient::differentiate(forward::forward(layer, extent, precision), extent)
+/// The forward pass of a layer and both its backward passes.
+pub fn build(layer: &Layer, precision: DType) -> Graph {
+    gradient::differentiate(forward::forward(layer, precision))
 }
 
-/// How many keys up to itself a query sees at most; none if it sees all. One reach for a whole model, so that all layers
-/// of a stage read the prefixes of the same slices.
-fn reach(model: &Model) -> Option<u64> {
-    let operations = model.layers.values().flat_map(|layer| &layer.operations);
-    let masks = operations.filter_map(|operation| match operation.op {
-        Op::Attention { mask, .. } => Some(mask),
-        Op::Embedding { .. }
-        | Op::Positions { .. }
-        | Op::Linear { .. }
-        | Op::RmsNorm { .. }
-        | Op::LayerNorm { .. }
-        | Op::Rope { .. }
-        | Op::Softmax { .. }
-        | Op::Unary { .. }
-        | Op::Add { .. }
-        | Op::Mul { .. }
-        | Op::Scale { .. }
-        | Op::Dropout { .. }
-        | Op::Reshape { .. }
-        | Op::CrossEntropy { .. } => None,
-    });
-    let mut sizes = masks.map(|mask| match mask {
-        Mask::Full | Mask::Causal => None,
-        Mask::Window { size } => Some(size),
-    });
-    sizes.try_fold(1, |widest: u64, size| Some(widest.max(size?)))
-}
-
-/// Which tokens a graph is for.
-#[derive(Clone, Copy, Debug)]
-pub struct Extent<'a> {
-    /// The sequences of a micro-batch.
-    pub sequences: u64,
-    /// The tokens of every slice of a sequence.
-    pub lengths: &'a [u64],
-    /// The slice.
-    pub slice: usize,
-    /// How many keys up to itself a query sees at most; none if it sees all.
-    pub reach: Option<u64>,
-}
-
-impl Extent<'_> {
-    /// The tokens of the slice in one sequence.
-    fn tokens(self) -> u64 {
-        self.lengths[self.slice]
-    }
-
-    /// The position of the first token of a slice in its sequence.
-    fn first(self, slice: usize) -> u64 {
-        self.lengths[..slice].iter().sum()
-    }
-
-    /// The rows of the slice in whole sequences; none if there is no other slice.
-    fn part(self) -> Option<Part> {
-        let part = Part {
-            tokens: self.tokens(),
-            first: self.first(self.slice),
-            whole: self.first(self.lengths.len()),
-        };
-        (self.lengths.len() > 1).then_some(part)
-    }
-
-    /// Whether there is a slice some query of which may see a key of an earlier one.
-    fn sees(self, slice: usize, earlier: usize) -> bool {
-        // The first query of the slice sees `reach - 1` keys before it.
-        let near = |reach| self.first(slice) + 1 < self.first(earlier + 1).saturating_add(reach);
-        slice < self.lengths.len() && self.reach.is_none_or(near)
-    }
-}
-
-/// A layer for one micro-batch. Kernels name values by the [`ValueId`] of this graph.
+/// A layer for one micro-batch.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Graph {
     /// The name of the layer.
     pub name: String,
-    /// The element type of weights and activations. Gradients of weights and statistics of norms are f32, or f64 where
-    /// this is.
+    /// The element type of weights and activations.
     pub precision: DType,
-    /// The values.
-    pub values: IdVec<ValueId, Value>,
+    /// The nodes, each after its operands.
+    pub nodes: IdVec<NodeId, Node>,
+    /// How many nodes belong to the forward pass: the first.
+    pub forward: usize,
     /// What comes in, in order.
-    pub inputs: Vec<ValueId>,
+    pub inputs: Vec<NodeId>,
     /// What goes out, in order; empty for the last layer.
-    pub outputs: Vec<ValueId>,
+    pub outputs: Vec<NodeId>,
     /// The gradient of each output, which comes in on the backward pass.
-    pub output_gradients: Vec<ValueId>,
+    pub output_gradients: Vec<NodeId>,
     /// The gradient of each input, which goes out on the backward pass; empty for the first layer.
-    pub input_gradients: Vec<ValueId>,
-    /// The forward pass.
-    pub forward: Vec<Kernel>,
-    /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
-    pub backward: Vec<(Phase, Kernel)>,
-    /// The keys and values that queries of later slices read, in the order of the attentions; empty where no slice
-    /// follows.
-    pub state: Vec<State>,
-    /// The states of earlier slices that this one reads, slices ascending, each in the order of its state.
-    pub prefix: Vec<Prefix>,
-    /// The number of places that draw random numbers; the salts of [`Node::Random`](pipec_program::Node) count them.
+    pub input_gradients: Vec<NodeId>,
+    /// The loss; none but for the last layer.
+    pub loss: Option<NodeId>,
+    /// Contributions to the gradients of parameters: a node, and the slot of each of its results.
+    pub contributions: Vec<(NodeId, Vec<SlotId>)>,
+    /// The names of the slots, for people.
+    pub slots: IdVec<SlotId, String>,
+    /// The number of places that draw random numbers.
     pub random_sites: u64,
 }
 
-/// The scalar of a graph that holds one over the number of counted tokens of the global batch.
-pub const LOSS_SCALE: ScalarId = ScalarId(0);
-/// The scalar of a graph that seeds random numbers.
-pub const SEED: ScalarId = ScalarId(1);
+/// A node of a graph: `v3`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(pub u32);
 
-/// Which backward pass a kernel belongs to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
-    /// With respect to inputs; also the gradients of norms and positions, which are small.
-    B,
-    /// With respect to weights: products, each with the gradient of its bias, and the gradients of tables.
-    W,
+impl pipec_program::id::Id for NodeId {
+    fn new(index: usize) -> Self {
+        Self(u32::try_from(index).expect("a layer has fewer than 2^32 values"))
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
 }
 
-/// The keys or the values of an attention as later slices see them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct State {
-    /// Made by a kernel of the forward pass.
-    pub value: ValueId,
-    /// What later slices have contributed to its gradient, to which this slice adds; none if none sees it.
-    pub gradient: Option<ValueId>,
+impl fmt::Display for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "v{}", self.0)
+    }
 }
 
-/// The keys or the values of an attention from an earlier slice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefix {
-    /// The earlier slice.
-    pub slice: Slice,
-    /// Which of its states, counted over the layer.
-    pub state: usize,
-    /// The state.
-    pub value: ValueId,
-    /// What this and later slices contribute to its gradient.
-    pub gradient: ValueId,
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
 }
 
 /// A value of a graph.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Value {
+pub struct Node {
     /// A name for people.
     pub name: String,
+    /// What computes it.
+    pub op: Op,
+    /// The operands, in the order that the operation states.
+    pub inputs: Vec<NodeId>,
     /// Its type.
-    pub ty: TensorType,
-    /// Where it comes from.
-    pub kind: Kind,
+    pub ty: Type,
 }
 
-/// Where a value comes from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The piece before, or after for an output gradient.
-    Boundary,
-    /// The parameter in a slot.
-    Weight(SlotId),
-    /// The gradient of the parameter in a slot: only ever added to.
-    WeightGradient(SlotId),
-    /// The tokens of the micro-batch, `u32 [T]`.
-    Tokens,
-    /// The next tokens, `u32 [T]`.
-    Targets,
-    /// The loss sum of the micro-batch, `f64 [1]`.
-    Loss,
-    /// A kernel of this graph.
-    Computed,
-    /// The state of an earlier slice.
-    Prefix,
-    /// The gradient of the state of an earlier slice.
-    PrefixGradient,
-    /// What later slices contribute to the gradient of a state of this one.
-    StateGradient,
-    /// The same bytes as another value under another shape.
-    Reshaped(ValueId),
+/// The type of a value, whatever the number of tokens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Type {
+    /// So many numbers for every token.
+    PerToken {
+        /// The element type.
+        dtype: DType,
+        /// Numbers per token.
+        columns: u64,
+    },
+    /// A number for each of so many vectors of every token.
+    Statistic {
+        /// The element type.
+        dtype: DType,
+        /// Vectors per token.
+        heads: u64,
+    },
+    /// A parameter, its gradient, or a loss.
+    Whole {
+        /// The element type.
+        dtype: DType,
+        /// The extents.
+        shape: Vec<u64>,
+    },
+    /// Several values.
+    Tuple(Vec<Type>),
 }
 
 /// The element type of sums over many elements: gradients of weights, statistics of norms.
@@ -233,51 +145,19 @@ pub fn accumulator_type(precision: DType) -> DType {
 }
 
 impl Graph {
-    fn add(&mut self, name: String, ty: TensorType, kind: Kind) -> ValueId {
-        self.values.push(Value { name, ty, kind })
+    fn add(&mut self, name: impl Into<String>, op: Op, inputs: Vec<NodeId>, ty: Type) -> NodeId {
+        self.nodes.push(Node { name: name.into(), op, inputs, ty })
     }
 
-    /// The products of the pass with respect to weights: for each kernel of [`Phase::W`] the number of its product, from
-    /// 0, in the order of the backward pass. The gradient of a bias belongs to the product before it.
-    pub fn products(&self) -> Vec<usize> {
-        let mut count = 0;
-        let weights = self.backward.iter().filter(|(phase, _)| *phase == Phase::W);
-        let number = |(_, kernel): &(Phase, Kernel)| {
-            count += usize::from(kernel.op != pipec_program::Op::SumRows || count == 0);
-            count - 1
-        };
-        weights.map(number).collect()
+    /// One value of a tuple.
+    fn part(&mut self, name: impl Into<String>, tuple: NodeId, part: usize) -> NodeId {
+        let Type::Tuple(types) = &self.nodes[tuple].ty else { unreachable!("only tuples have parts") };
+        let ty = types[part].clone();
+        self.add(name, Op::Part(part), vec![tuple], ty)
     }
 
-    /// The value whose bytes a value names: itself unless it is a reshape.
-    pub fn origin(&self, value: ValueId) -> ValueId {
-        match self.values[value].kind {
-            Kind::Reshaped(origin) => origin,
-            Kind::Boundary
-            | Kind::Weight(_)
-            | Kind::WeightGradient(_)
-            | Kind::Tokens
-            | Kind::Targets
-            | Kind::Loss
-            | Kind::Prefix
-            | Kind::PrefixGradient
-            | Kind::StateGradient
-            | Kind::Computed => value,
-        }
-    }
-
-    /// The same bytes under another shape.
-    fn reshaped(&mut self, value: ValueId, extents: &[u64]) -> ValueId {
-        let origin = self.origin(value);
-        if self.values[origin].ty.shape.0 == extents {
-            return origin;
-        }
-        let of_shape = |other: &Value| other.kind == Kind::Reshaped(origin) && other.ty.shape.0 == extents;
-        if let Some((id, _)) = self.values.iter().find(|(_, other)| of_shape(other)) {
-            return id;
-        }
-        let Value { name, ty, .. } = &self.values[origin];
-        let ty = TensorType { dtype: ty.dtype, shape: Shape(extents.to_vec()) };
-        self.add(name.clone(), ty, Kind::Reshaped(origin))
+    /// Whether a node belongs to the forward pass.
+    pub fn is_forward(&self, node: NodeId) -> bool {
+        (node.0 as usize) < self.forward
     }
 }

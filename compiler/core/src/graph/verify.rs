@@ -1,250 +1,54 @@
 //! The internal check of a graph. What it finds is a fault of the compiler, never of the user.
 
-use super::{Graph, Kind, Phase};
-use pipec_program::id::{Id, IdVec};
-use pipec_program::signature::{self, Accumulation};
-use pipec_program::{Kernel, Node, Op, ValueId};
+use super::{Graph, NodeId, Op, Type};
+use pipec_program::id::Id;
 
 /// Every invariant of [`Graph`] that does not hold, as a sentence; empty for a good graph.
 pub fn verify(graph: &Graph) -> Vec<String> {
-    let mut check = Check {
-        graph,
-        states: graph.values.values().map(|_| State::default()).collect(),
-        faults: Vec::new(),
-    };
-    check.boundaries();
-    for (id, value) in graph.values.iter() {
-        if let Kind::Reshaped(origin) = value.kind {
-            let of = &graph.values[origin];
-            if matches!(of.kind, Kind::Reshaped(_)) {
-                check.fault(format!("{id} reshapes {origin}, which is a reshape itself"));
+    let mut faults = Vec::new();
+    let mut fault = |text: String| faults.push(format!("graph {}: {text}", graph.name));
+    for (id, node) in graph.nodes.iter() {
+        for &input in &node.inputs {
+            if input >= id {
+                fault(format!("{id} reads {input}, which does not stand before it"));
             }
-            if of.ty.dtype != value.ty.dtype || of.ty.shape.elements() != value.ty.shape.elements() {
-                check.fault(format!("{id} of type {} reshapes {origin} of type {}", value.ty, of.ty));
+            let backward = !graph.is_forward(input);
+            if graph.is_forward(id) && backward {
+                fault(format!("{id} of the forward pass reads {input} of the backward pass"));
             }
         }
-        check.states[id].written = match value.kind {
-            Kind::Boundary
-            | Kind::Weight(_)
-            | Kind::WeightGradient(_)
-            | Kind::Tokens
-            | Kind::Targets
-            | Kind::Prefix
-            | Kind::StateGradient => true,
-            Kind::PrefixGradient => {
-                let waits = |(_, kernel): &(Phase, Kernel)| {
-                    kernel.outputs.iter().all(|output| output.value != id || output.accumulate)
-                };
-                graph.backward.iter().all(waits)
+        if let Op::Part(part) = node.op {
+            let tuple = node.inputs.first().and_then(|&tuple| graph.nodes.get(tuple));
+            match tuple.map(|tuple| &tuple.ty) {
+                Some(Type::Tuple(types)) if types.get(part) == Some(&node.ty) => {}
+                _ => fault(format!("{id} of type {} is no part {part}", node.ty)),
             }
-            Kind::Loss | Kind::Computed | Kind::Reshaped(_) => false,
+        }
+    }
+    let ty = |id: NodeId| graph.nodes.get(id).map(|node| &node.ty);
+    let pairs = [
+        (&graph.outputs, &graph.output_gradients, "output"),
+        (&graph.inputs, &graph.input_gradients, "input"),
+    ];
+    for (values, gradients, what) in pairs {
+        if values.len() != gradients.len() {
+            fault(format!("{} {what} values have {} gradients", values.len(), gradients.len()));
+        }
+        for (&value, &gradient) in values.iter().zip(gradients) {
+            if ty(value).is_none() || ty(value) != ty(gradient) {
+                fault(format!("{what} {value} has a gradient {gradient} of another type"));
+            }
+        }
+    }
+    for (contribution, slots) in &graph.contributions {
+        let results = match ty(*contribution) {
+            Some(Type::Tuple(types)) => types.len(),
+            Some(Type::Whole { .. }) => 1,
+            Some(Type::PerToken { .. } | Type::Statistic { .. }) | None => 0,
         };
-    }
-    for kernel in &graph.forward {
-        check.kernel(Pass::Forward, kernel);
-    }
-    for (id, value) in graph.values.iter() {
-        if value.kind == Kind::Loss && !check.states[id].written {
-            check.fault(format!("{id}, the loss, is never written"));
+        if results != slots.len() || slots.iter().any(|slot| slot.index() >= graph.slots.len()) {
+            fault(format!("{contribution} of {results} results adds to {} parameters", slots.len()));
         }
     }
-    for &output in &graph.outputs {
-        if !check.states[graph.origin(output)].written {
-            check.fault(format!("{output} goes out and is never written"));
-        }
-    }
-    for (phase, kernel) in &graph.backward {
-        check.kernel(Pass::Backward(*phase), kernel);
-    }
-    for &gradient in &graph.input_gradients {
-        let state = check.states[graph.origin(gradient)];
-        if !state.written || state.by_weights {
-            check.fault(format!("{gradient} goes out and is not written by the B pass"));
-        }
-    }
-    check.faults
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Pass {
-    Forward,
-    Backward(Phase),
-}
-
-/// What the kernels so far have done with a value.
-#[derive(Clone, Copy, Default)]
-struct State {
-    written: bool,
-    read: bool,
-    /// Written in the forward pass.
-    forward: bool,
-    /// Written by a weight kernel.
-    by_weights: bool,
-}
-
-struct Check<'a> {
-    graph: &'a Graph,
-    states: IdVec<ValueId, State>,
-    faults: Vec<String>,
-}
-
-impl Check<'_> {
-    fn fault(&mut self, fault: String) {
-        self.faults.push(format!("graph {}: {fault}", self.graph.name));
-    }
-
-    fn boundaries(&mut self) {
-        let graph = self.graph;
-        let pairs = [
-            (&graph.outputs, &graph.output_gradients, "output"),
-            (&graph.inputs, &graph.input_gradients, "input"),
-        ];
-        for (values, gradients, what) in pairs {
-            if values.len() != gradients.len() {
-                let (values, gradients) = (values.len(), gradients.len());
-                self.fault(format!("{values} {what} values have {gradients} gradients"));
-            }
-            for (&value, &gradient) in values.iter().zip(gradients) {
-                let (a, b) = (&graph.values[value].ty, &graph.values[gradient].ty);
-                if a != b {
-                    self.fault(format!("{what} {value} of type {a} has a gradient {gradient} of type {b}"));
-                }
-            }
-        }
-        for &input in graph.inputs.iter().chain(&graph.output_gradients) {
-            if graph.values[input].kind != Kind::Boundary {
-                self.fault(format!("{input} comes in but is no boundary"));
-            }
-        }
-    }
-
-    fn kernel(&mut self, pass: Pass, kernel: &Kernel) {
-        let name = kernel.op.name();
-        for &input in &kernel.inputs {
-            if input.index() >= self.graph.values.len() {
-                self.fault(format!("{name} reads {input}, which does not exist"));
-                continue;
-            }
-            let origin = self.graph.origin(input);
-            let state = self.states[origin];
-            if !state.written {
-                self.fault(format!("{name} reads {input} before it is written"));
-            }
-            if state.by_weights {
-                self.fault(format!("{name} reads {input}, which a weight kernel writes"));
-            }
-            let forbidden = match self.graph.values[origin].kind {
-                Kind::WeightGradient(_) | Kind::Loss | Kind::PrefixGradient => true,
-                Kind::Boundary => pass == Pass::Forward && self.graph.output_gradients.contains(&origin),
-                Kind::StateGradient => pass == Pass::Forward,
-                Kind::Prefix
-                | Kind::Weight(_)
-                | Kind::Tokens
-                | Kind::Targets
-                | Kind::Computed
-                | Kind::Reshaped(_) => false,
-            };
-            if forbidden {
-                self.fault(format!("{name} may not read {input}"));
-            }
-            self.states[origin].read = true;
-        }
-        for (position, output) in kernel.outputs.iter().enumerate() {
-            let value = output.value;
-            if value.index() >= self.graph.values.len() {
-                self.fault(format!("{name} writes {value}, which does not exist"));
-                continue;
-            }
-            let origin = self.graph.origin(value);
-            let kind = self.graph.values[origin].kind;
-            let state = self.states[origin];
-            let again = |other: &pipec_program::Output| self.graph.origin(other.value) == origin;
-            if kernel.outputs[..position].iter().any(again) && kind == Kind::Computed {
-                self.fault(format!("{name} writes {value} twice"));
-            }
-            match kind {
-                Kind::Computed | Kind::Loss => {
-                    if state.written && !output.accumulate {
-                        self.fault(format!("{name} writes {value}, which is written already"));
-                    }
-                    if !state.written && output.accumulate {
-                        self.fault(format!("{name} adds to {value} before it is written"));
-                    }
-                    if state.read {
-                        self.fault(format!("{name} changes {value} after it was read"));
-                    }
-                    if state.forward && pass != Pass::Forward {
-                        self.fault(format!(
-                            "{name} of the backward pass changes {value} of the forward pass"
-                        ));
-                    }
-                }
-                Kind::StateGradient => {
-                    if pass != Pass::Backward(Phase::B) || !output.accumulate || state.read {
-                        self.fault(format!("{name} changes {value}, which B adds to before it reads it"));
-                    }
-                }
-                Kind::PrefixGradient => {
-                    if pass != Pass::Backward(Phase::B) || state.written != output.accumulate {
-                        self.fault(format!("{name} writes {value}, which B writes or adds to"));
-                    }
-                }
-                Kind::WeightGradient(_) => {
-                    if pass == Pass::Forward || !output.accumulate {
-                        self.fault(format!("{name} writes {value}, which backward kernels add to"));
-                    }
-                }
-                Kind::Boundary
-                | Kind::Weight(_)
-                | Kind::Tokens
-                | Kind::Targets
-                | Kind::Prefix
-                | Kind::Reshaped(_) => {
-                    self.fault(format!("{name} may not write {value}"));
-                }
-            }
-            if pass == Pass::Backward(Phase::W) && !matches!(kind, Kind::WeightGradient(_)) {
-                self.states[origin].by_weights = true;
-            }
-            self.states[origin].written = true;
-            self.states[origin].forward |= pass == Pass::Forward;
-        }
-        self.types(kernel);
-        if let Op::Map { nodes, .. } = &kernel.op {
-            for node in nodes {
-                match node {
-                    Node::Random { salt } if *salt >= self.graph.random_sites => {
-                        self.fault(format!("{name} draws at site {salt} of {}", self.graph.random_sites));
-                    }
-                    Node::Random { .. }
-                    | Node::Input(_)
-                    | Node::Constant(_)
-                    | Node::Unary(..)
-                    | Node::Binary(..) => {}
-                }
-            }
-        }
-    }
-
-    /// The signature of the op.
-    fn types(&mut self, kernel: &Kernel) {
-        let graph = self.graph;
-        let ty = |value: ValueId| graph.values.get(value).map(|value| &value.ty);
-        let inputs: Option<Vec<_>> = kernel.inputs.iter().map(|&input| ty(input)).collect();
-        let outputs: Option<Vec<_>> = kernel.outputs.iter().map(|output| ty(output.value)).collect();
-        let (Some(inputs), Some(outputs)) = (inputs, outputs) else { return };
-        let name = kernel.op.name();
-        if let Err(fault) = signature::check(&kernel.op, &inputs, &outputs) {
-            self.fault(format!("{name}: {fault}"));
-        }
-        let added = kernel.outputs.iter().filter(|output| output.accumulate).count();
-        let wrong = match signature::accumulation(&kernel.op) {
-            Accumulation::Never => added > 0,
-            Accumulation::Allowed => false,
-            Accumulation::Always => added < kernel.outputs.len(),
-        };
-        if wrong {
-            self.fault(format!("{name} adds to {added} of its {} results", kernel.outputs.len()));
-        }
-    }
+    faults
 }

@@ -2,7 +2,7 @@
 
 use super::functions::{SliceFunctions, StageFunctions, StageParameter, Wanted, stage_functions};
 use super::shared::{Window, overlap, share};
-use crate::graph::Graphs;
+use crate::mode::Forms;
 use crate::plan::Plan;
 use crate::spec::{LayerId, Model};
 use pipec_program::id::{Id, IdVec};
@@ -25,8 +25,8 @@ pub struct Stages {
 
 impl Stages {
     /// Makes the functions of every distinct shape once, under the name of its first stage.
-    pub fn new(model: &Model, graphs: &IdVec<Slice, Graphs>, plan: &Plan, wanted: Wanted) -> Self {
-        let Some(first) = graphs.values().next() else { unreachable!("a sequence has a slice") };
+    pub fn new(model: &Model, forms: &IdVec<Slice, Forms>, plan: &Plan, wanted: Wanted) -> Self {
+        let Some(first) = forms.values().next() else { unreachable!("a sequence has a slice") };
         let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
             plan.stages.values().map(|stage| Shape::new(model, first, stage.pieces.clone())).collect();
         // Stages that share a parameter on their device see windows, each its own.
@@ -48,7 +48,7 @@ impl Stages {
         for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
                 let pieces = plan.stages[id].pieces.clone();
-                stages.shapes.push(stage_functions(model, graphs, pieces, &id.to_string(), wanted));
+                stages.shapes.push(stage_functions(model, forms, pieces, &id.to_string(), wanted));
                 stages.shapes.len() - 1
             });
             stages.shape.push(shape);
@@ -96,9 +96,9 @@ struct Shape {
 
 impl Shape {
     /// The shape of some pieces, and their parameters in the order of first use.
-    fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> (Self, Vec<ParameterId>) {
+    fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> (Self, Vec<ParameterId>) {
         let sites =
-            |pieces: &[crate::spec::Piece]| pieces.iter().map(|piece| graphs[piece.layer].random_sites).sum();
+            |pieces: &[crate::spec::Piece]| pieces.iter().map(|piece| forms[piece.layer].random_sites).sum();
         let start = pieces.start;
         let pieces = &model.pieces[pieces];
         let (before, inside): (u64, u64) = (sites(&model.pieces[..start]), sites(pieces));

@@ -6,6 +6,7 @@ use crate::graph::samples::{
     gpt_embedding, gpt_head, gpt_layer, llama_embedding, llama_head, llama_layer, model,
 };
 use crate::plan::plan;
+use crate::rewrite::{Rates, fastest};
 use crate::schedule::order;
 use crate::spec::{
     Cluster, Cut, DeviceKind, Model, Node, Optimizer, Pipeline, Schedule as Policy, Train, Wire,
@@ -74,12 +75,12 @@ fn gpt(depth: usize) -> Model {
 }
 
 fn lowered(spec: &Spec) -> Lowered {
-    let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
-    let plan = plan(spec, &graphs, &Origins::default()).unwrap();
+    let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
+    let plan = plan(spec, &forms, &Origins::default()).unwrap();
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule));
     assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
 }
@@ -184,13 +185,9 @@ fn shared_parameters_of_a_device_are_one() {
 fn alike_stages_share_functions() {
     let functions = |model: Model| {
         let spec = spec(model, 4, 1, 4, Policy::OneFOneB);
-        let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
-        let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
-        Stages::new(&spec.model, &graphs, &plan, Wanted::default())
-            .shape
-            .values()
-            .copied()
-            .collect::<Vec<_>>()
+        let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
+        let plan = plan(&spec, &forms, &Origins::default()).unwrap();
+        Stages::new(&spec.model, &forms, &plan, Wanted::default()).shape.values().copied().collect::<Vec<_>>()
     };
     assert_eq!(functions(llama(8, false)), [0, 1, 1, 2]);
     assert_eq!(functions(gpt(8)), [0, 1, 2, 3]);
@@ -225,12 +222,12 @@ fn skeleton(program: &Program) -> String {
 fn refusal(change: fn(&mut Spec)) -> String {
     let mut spec = spec(llama(4, false), 2, 1, 4, Policy::GPipe);
     change(&mut spec);
-    let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
-    let plan = plan(&spec, &graphs, &Origins::default()).unwrap();
+    let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
+    let plan = plan(&spec, &forms, &Origins::default()).unwrap();
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &graphs, &plan, Wanted::by(&schedule));
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule));
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
         LowerError::Memory { diagnostic, lacking: _ } => {
             let help = diagnostic.help.as_deref().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The time of every piece on every kind of device.
 
 use super::PassTimes;
-use crate::graph::{Graph, Graphs, Phase};
+use crate::mode::{Form, Forms, Phase};
 use crate::spec::{Cluster, DeviceKind, LayerId, Spec};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
@@ -19,7 +19,7 @@ pub(super) struct Times {
 impl Times {
     /// Takes the roofline times of a program that holds each pass of each layer as a function of its own, so that a
     /// plan and a simulation never disagree about the cost of a kernel.
-    pub(super) fn new(spec: &Spec, graphs: &IdVec<Slice, Graphs>) -> Self {
+    pub(super) fn new(spec: &Spec, forms: &IdVec<Slice, Forms>) -> Self {
         let mut distinct: Vec<&DeviceKind> = Vec::new();
         let kinds = devices(&spec.cluster)
             .map(|kind| {
@@ -31,21 +31,21 @@ impl Times {
             .collect();
         let mut functions = IdVec::new();
         let mut calls: IdVec<Slice, IdVec<LayerId, [FunctionId; 4]>> = IdVec::new();
-        for graphs in graphs.values() {
-            let of_graph = |graph: &Graph| {
+        for forms in forms.values() {
+            let of_form = |form: &Form| {
                 let backward = |wanted: &[Phase]| {
-                    let taken = graph.backward.iter().filter(|(phase, _)| wanted.contains(phase));
+                    let taken = form.backward.iter().filter(|(phase, _)| wanted.contains(phase));
                     taken.map(|(_, kernel)| kernel.clone()).collect::<Vec<Kernel>>()
                 };
                 let passes = [
-                    graph.forward.clone(),
+                    form.forward.clone(),
                     backward(&[Phase::B]),
                     backward(&[Phase::W]),
                     backward(&[Phase::B, Phase::W]),
                 ];
-                passes.map(|kernels| functions.push(function(graph, kernels)))
+                passes.map(|kernels| functions.push(function(form, kernels)))
             };
-            calls.push(graphs.values().map(of_graph).collect());
+            calls.push(forms.values().map(of_form).collect());
         }
         let costs = Costs::roofline(&program(&distinct, functions));
         let of_slice = |calls: &IdVec<LayerId, [FunctionId; 4]>| {
@@ -98,15 +98,15 @@ fn devices(cluster: &Cluster) -> impl Iterator<Item = &DeviceKind> {
     cluster.nodes.iter().flat_map(|node| (0..node.devices).map(|_| &node.device))
 }
 
-/// Kernels of a graph as a function. Costs do not depend on where values lie.
-fn function(graph: &Graph, kernels: Vec<Kernel>) -> Function {
-    let values = graph.values.values().map(|value| Value {
+/// Kernels of a form as a function. Costs do not depend on where values lie.
+fn function(form: &Form, kernels: Vec<Kernel>) -> Function {
+    let values = form.values.values().map(|value| Value {
         param: ParamId(0),
         offset: Bytes::ZERO,
         ty: value.ty.clone(),
     });
     Function {
-        name: graph.name.clone(),
+        name: form.name.clone(),
         params: IdVec::new(),
         scalars: IdVec::new(),
         pair: None,

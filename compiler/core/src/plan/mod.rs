@@ -10,7 +10,7 @@ mod slices;
 
 pub use slices::slice_lengths;
 
-use crate::graph::Graphs;
+use crate::mode::Forms;
 use crate::spec::{Cut, Model, Origins, Piece, Pipeline, Placement, Schedule, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::{Id, IdVec};
@@ -112,7 +112,7 @@ impl Plan {
 /// # Errors
 /// More stages than pieces, a number of stages that the schedule does not place on the devices, an explicit cut that
 /// does not cover the layers, a stage without pieces.
-pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
+pub fn plan(spec: &Spec, forms: &IdVec<Slice, Forms>, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
     let Pipeline { stages, devices, micro_batches, .. } = spec.pipeline;
     let (stages, devices) = (stages as usize, devices as usize);
     let pieces = spec.model.pieces.len();
@@ -121,7 +121,7 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
     if !errors.is_empty() {
         return Err(errors);
     }
-    let times = cost::Times::new(spec, graphs);
+    let times = cost::Times::new(spec, forms);
     let bounds = match &spec.pipeline.cut {
         Cut::Balanced => cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0),
         Cut::Layers(layers) => explicit(layers, pieces, stages, origins)?,
@@ -132,12 +132,12 @@ pub fn plan(spec: &Spec, graphs: &IdVec<Slice, Graphs>, origins: &Origins) -> Re
         replicas: spec.pipeline.replicas,
         copies: spec.pipeline.schedule.placement().copies() * spec.pipeline.replicas,
         micro_batches,
-        slices: graphs.len() as u32,
+        slices: forms.len() as u32,
         lengths: slice_lengths(spec),
         products: 0,
     };
-    if let Some(graphs) = graphs.values().next() {
-        let of_piece = |piece: &Piece| graphs[piece.layer].products().last().map_or(0, |last| last + 1);
+    if let Some(forms) = forms.values().next() {
+        let of_piece = |piece: &Piece| forms[piece.layer].products().last().map_or(0, |last| last + 1);
         let of_stage =
             |bound: &[usize]| spec.model.pieces[bound[0]..bound[1]].iter().map(of_piece).sum::<usize>();
         let most = bounds.windows(2).map(of_stage).max().unwrap_or(0);

@@ -1,12 +1,12 @@
 use super::*;
-use crate::graph::{Graph, Kind, Value as GraphValue};
+use crate::mode::{Form, Kind, Value as FormValue};
 use crate::spec::*;
 use pipec_program::id::IdVec;
 use pipec_program::{
     Bytes, BytesPerSecond, DType, FlopsPerSecond, Kernel, LearningRate, Op, Output, TensorType, ValueId,
 };
 
-/// A spec whose layers do nothing but what their graphs say.
+/// A spec whose layers do nothing but what their forms say.
 fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) -> Spec {
     let layer = |name: &str| Layer {
         name: name.to_owned(),
@@ -73,16 +73,16 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
 }
 
 /// Layers that move so many kilobytes, at 1 us each, and twice that backward.
-fn graphs(kilobytes: [u64; 3]) -> IdVec<Slice, Graphs> {
-    let graph = |kilobytes: u64| {
+fn forms(kilobytes: [u64; 3]) -> IdVec<Slice, Forms> {
+    let form = |kilobytes: u64| {
         let ty = TensorType::new(DType::F32, &[kilobytes * 125]);
-        let value = |name: &str| GraphValue { name: name.to_owned(), ty: ty.clone(), kind: Kind::Computed };
+        let value = |name: &str| FormValue { name: name.to_owned(), ty: ty.clone(), kind: Kind::Computed };
         let kernel = Kernel {
             op: Op::Softmax,
             inputs: vec![ValueId(0)],
             outputs: vec![Output { value: ValueId(1), accumulate: false }],
         };
-        Graph {
+        Form {
             name: "layer".to_owned(),
             precision: DType::F32,
             values: ["x", "y"].map(value).to_vec().into(),
@@ -91,17 +91,17 @@ fn graphs(kilobytes: [u64; 3]) -> IdVec<Slice, Graphs> {
             output_gradients: Vec::new(),
             input_gradients: Vec::new(),
             forward: vec![kernel.clone()],
-            backward: vec![(crate::graph::Phase::B, kernel.clone()), (crate::graph::Phase::W, kernel)],
+            backward: vec![(crate::mode::Phase::B, kernel.clone()), (crate::mode::Phase::W, kernel)],
             state: Vec::new(),
             prefix: Vec::new(),
             random_sites: 0,
         }
     };
-    vec![kilobytes.map(graph).to_vec().into()].into()
+    vec![kilobytes.map(form).to_vec().into()].into()
 }
 
 fn planned(spec: &Spec, kilobytes: [u64; 3]) -> String {
-    match plan(spec, &graphs(kilobytes), &Origins::default()) {
+    match plan(spec, &forms(kilobytes), &Origins::default()) {
         Ok(plan) => super::print(&plan, &spec.model),
         Err(errors) => {
             let text = |error: &Diagnostic| {
@@ -201,7 +201,7 @@ fn every_piece_is_placed_once() {
                 let stages = devices * chunks;
                 let schedule = Schedule::Interleaved { virtual_stages: chunks, group: devices };
                 let spec = spec(layers, stages, devices, schedule, Cut::Balanced);
-                let result = plan(&spec, &graphs([3, 10, 7]), &Origins::default());
+                let result = plan(&spec, &forms([3, 10, 7]), &Origins::default());
                 if stages as usize > layers + 2 {
                     assert_eq!(result.unwrap_err()[0].code, Code::TooManyStages);
                     continue;

@@ -6,9 +6,9 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, LayerId, Model, Op, Origin, Piece, Pipeline, Schedule};
+use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Schedule};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
-use pipec_program::{DType, Data, IdVec, Mask};
+use pipec_program::{DType, Data};
 
 /// The keys of a pipeline.
 pub(super) const KEYS: &[&str] =
@@ -140,7 +140,6 @@ fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
 pub(super) fn pipeline(
     wished: &Wished,
     model: &Model,
-    operations: &IdVec<LayerId, Vec<Origin>>,
     cluster: &Cluster,
     train: &mut Resolved,
     report: &mut Report,
@@ -169,7 +168,6 @@ pub(super) fn pipeline(
     let cut = cut(wished, model, stages, layers, report)?;
     let schedule = wished.schedule.settle(devices);
     check_slices(wished, schedule, train, report);
-    check_sliceable(wished, schedule, model, operations, report);
     let micro_batches = micro_batches(wished, train, report)?;
     let copies = u64::from(schedule.placement().copies()) * u64::from(wished.replicas);
     if let Some(place) = train.sharded.filter(|_| copies < 2) {
@@ -214,33 +212,6 @@ fn micro_batches(wished: &Wished, train: &Resolved, report: &mut Report) -> Opti
         return None;
     }
     u32::try_from(micro_batches).ok()
-}
-
-/// Every layer can be sliced: attention that sees later tokens cannot.
-fn check_sliceable(
-    wished: &Wished,
-    schedule: Schedule,
-    model: &Model,
-    operations: &IdVec<LayerId, Vec<Origin>>,
-    report: &mut Report,
-) {
-    let slices = schedule.slices();
-    if slices < 2 {
-        return;
-    }
-    for (id, layer) in model.layers.iter() {
-        for (position, operation) in layer.operations.iter().enumerate() {
-            let Op::Attention { mask: Mask::Full, .. } = operation.op else { continue };
-            let place = operations.get(id).and_then(|places| places.get(position)).copied();
-            let place = place.unwrap_or(wished.schedule.slices);
-            let message = format!("layer `{}` cannot be cut into {slices} slices", layer.name);
-            report.push(
-                Diagnostic::error(place.source, Code::NotSliceable, message)
-                    .at(place.span, "every token of this attention sees all later ones")
-                    .help("write `mask: causal`, or a schedule without `slices`"),
-            );
-        }
-    }
 }
 
 /// Uniform slices are equal parts of a sequence.

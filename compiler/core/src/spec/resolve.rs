@@ -134,7 +134,7 @@ fn chosen(
     let model = model_used.and_then(|used| resolve_model(sources, &used, seq, origins, report));
     let (wished, mut train) = (wished?, train?);
     let (model, cluster) = (model?, cluster?);
-    let pipeline = pipeline(&wished, &model, &origins.operations, &cluster, &mut train, report)?;
+    let pipeline = pipeline(&wished, &model, &cluster, &mut train, report)?;
     let places = |key: &str| {
         let entry = values.entries.iter().find(|(name, _, _)| name == key);
         entry.map_or(values.origin, |(_, origin, value)| Origin {

@@ -4,8 +4,8 @@
 //! kernels work in place where they may, packs what is left into the workspace and lists the regions that are used.
 
 use super::{Region, StageFunction};
-use crate::graph::{LOSS_SCALE, SEED};
 use crate::lower::pack::{Effort, Span, pack};
+use crate::mode::{LOSS_SCALE, SEED};
 use pipec_program as program;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::signature;

@@ -1,6 +1,6 @@
 //! The forward and backward functions of a stage.
 //!
-//! The graphs of the pieces are laid one after the other; what goes out of a piece is what comes into the next. Every
+//! The forms of the pieces are laid one after the other; what goes out of a piece is what comes into the next. Every
 //! value then has bytes in one region: what a backward pass reads lies in `saved`, what a later pass over weights reads in
 //! `held` or `pending`, what goes to another stage in its message, the rest in the workspace. Kernels that may work in
 //! place do, where nothing reads their operand later.
@@ -11,7 +11,7 @@
 use super::layout::{place_parameters, place_tensors};
 use super::pass::{Pass, StorageId, Tensor};
 use super::{Backward, Region, SliceFunctions, StageFunction, StageFunctions, StageParameter, Wanted};
-use crate::graph::{Graph, Graphs, Kind, Phase};
+use crate::mode::{Form, Forms, Kind, Phase};
 use crate::spec::{Model, Piece};
 use pipec_program as program;
 use pipec_program::id::IdVec;
@@ -24,17 +24,17 @@ use std::ops::Range;
 /// slices that see each other.
 pub fn stage_functions(
     model: &Model,
-    graphs: &IdVec<Slice, Graphs>,
+    forms: &IdVec<Slice, Forms>,
     pieces: Range<usize>,
     name: &str,
     wanted: Wanted,
 ) -> StageFunctions {
     let states: IdVec<Slice, States> =
-        graphs.values().map(|graphs| States::new(model, graphs, pieces.clone())).collect();
-    let stage = Stage::new(model, graphs.values().next(), pieces.clone());
+        forms.values().map(|forms| States::new(model, forms, pieces.clone())).collect();
+    let stage = Stage::new(model, forms.values().next(), pieces.clone());
     let mut slices: IdVec<Slice, SliceFunctions> = IdVec::new();
-    for (slice, graphs) in graphs.iter() {
-        let passes = Passes::new(&stage, model, graphs, pieces.clone(), &states, slice, wanted);
+    for (slice, forms) in forms.iter() {
+        let passes = Passes::new(&stage, model, forms, pieces.clone(), &states, slice, wanted);
         let suffix = if states.len() > 1 { format!("{name}_{slice}") } else { name.to_owned() };
         let functions = passes.functions(&suffix, wanted);
         // The last of the slices that see a state stays.
@@ -66,11 +66,11 @@ struct Stage {
 
 impl Stage {
     /// Parameters in the order of their first use, each once.
-    fn new(model: &Model, graphs: Option<&Graphs>, pieces: Range<usize>) -> Self {
+    fn new(model: &Model, forms: Option<&Forms>, pieces: Range<usize>) -> Self {
         let pieces = &model.pieces[pieces];
         let precision = pieces
             .first()
-            .and_then(|piece| Some(graphs?.get(piece.layer)?.precision))
+            .and_then(|piece| Some(forms?.get(piece.layer)?.precision))
             .unwrap_or(program::DType::F32);
         let mut positions = BTreeMap::new();
         let mut parameters: Vec<(ParameterId, u64)> = Vec::new();
@@ -100,15 +100,15 @@ struct States {
 }
 
 impl States {
-    fn new(model: &Model, graphs: &Graphs, pieces: Range<usize>) -> Self {
+    fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
         let of_piece = |piece: &Piece| {
-            let graph = &graphs[piece.layer];
-            graph.state.iter().map(|state| &graph.values[graph.origin(state.value)].ty)
+            let form = &forms[piece.layer];
+            form.state.iter().map(|state| &form.values[form.origin(state.value)].ty)
         };
         let pieces = &model.pieces[pieces];
         let (places, end) = place_tensors(pieces.iter().flat_map(of_piece));
         let mut places = places.into_iter();
-        let of_piece = |piece: &Piece| places.by_ref().take(graphs[piece.layer].state.len()).collect();
+        let of_piece = |piece: &Piece| places.by_ref().take(forms[piece.layer].state.len()).collect();
         Self { places: pieces.iter().map(of_piece).collect(), end }
     }
 }
@@ -116,7 +116,7 @@ impl States {
 /// A piece of the stage.
 struct Part<'a> {
     piece: &'a Piece,
-    graph: &'a Graph,
+    form: &'a Form,
     /// Where each input comes from.
     inputs: Vec<Home>,
     /// Random sites of the pieces of the model before it.
@@ -159,31 +159,31 @@ impl<'a> Passes<'a> {
     fn new(
         stage: &'a Stage,
         model: &'a Model,
-        graphs: &'a Graphs,
+        forms: &'a Forms,
         range: Range<usize>,
         states: &'a IdVec<Slice, States>,
         slice: Slice,
         wanted: Wanted,
     ) -> Self {
         let mut sites: u64 =
-            model.pieces[..range.start].iter().map(|piece| graphs[piece.layer].random_sites).sum();
+            model.pieces[..range.start].iter().map(|piece| forms[piece.layer].random_sites).sum();
         let mut pieces: Vec<Part<'a>> = Vec::with_capacity(range.len());
         let mut outputs: Vec<Home> = Vec::new();
         let mut input: Vec<(TensorType, Bytes)> = Vec::new();
         for (position, piece) in model.pieces[range].iter().enumerate() {
-            let graph = &graphs[piece.layer];
+            let form = &forms[piece.layer];
             let inputs = if position == 0 {
-                input = placed(graph, &graph.inputs);
-                (0..graph.inputs.len()).map(Home::Input).collect()
+                input = placed(form, &form.inputs);
+                (0..form.inputs.len()).map(Home::Input).collect()
             } else {
                 std::mem::take(&mut outputs)
             };
-            let part = Part { piece, graph, inputs, sites };
-            outputs = graph.outputs.iter().map(|&output| part.home(position, graph.origin(output))).collect();
-            sites += graph.random_sites;
+            let part = Part { piece, form, inputs, sites };
+            outputs = form.outputs.iter().map(|&output| part.home(position, form.origin(output))).collect();
+            sites += form.random_sites;
             pieces.push(part);
         }
-        let output = pieces.last().map(|last| placed(last.graph, &last.graph.outputs)).unwrap_or_default();
+        let output = pieces.last().map(|last| placed(last.form, &last.form.outputs)).unwrap_or_default();
         let mut passes = Self {
             stage,
             states,
@@ -204,7 +204,7 @@ impl<'a> Passes<'a> {
 
     /// The earlier slices whose state this one reads, each once.
     fn prefix(&self) -> BTreeSet<Slice> {
-        self.pieces.iter().flat_map(|part| &part.graph.prefix).map(|prefix| prefix.slice).collect()
+        self.pieces.iter().flat_map(|part| &part.form.prefix).map(|prefix| prefix.slice).collect()
     }
 
     fn functions(&self, name: &str, wanted: Wanted) -> SliceFunctions {
@@ -247,7 +247,7 @@ impl<'a> Passes<'a> {
         let mut products = Vec::new();
         let mut count = 0;
         for part in self.pieces.iter().rev() {
-            products.extend(part.graph.products().into_iter().map(|product| count + product));
+            products.extend(part.form.products().into_iter().map(|product| count + product));
             count = products.last().map_or(0, |last| last + 1);
         }
         products
@@ -258,11 +258,11 @@ impl<'a> Passes<'a> {
         let mut read: BTreeSet<Home> = BTreeSet::new();
         let mut read_by_weights: BTreeSet<Home> = BTreeSet::new();
         for (position, part) in self.pieces.iter().enumerate() {
-            for (phase, kernel) in &part.graph.backward {
+            for (phase, kernel) in &part.form.backward {
                 let by_weights = splits && *phase == Phase::W;
                 for &value in &kernel.inputs {
-                    let origin = part.graph.origin(value);
-                    match part.graph.values[origin].kind {
+                    let origin = part.form.origin(value);
+                    match part.form.values[origin].kind {
                         Kind::Boundary | Kind::Computed | Kind::StateGradient => {
                             let home = self.home(position, origin);
                             read.insert(home);
@@ -287,13 +287,13 @@ impl<'a> Passes<'a> {
         let mut saved_end = states.end;
         let mut held_end = Bytes::ZERO;
         for (position, (part, places)) in self.pieces.iter().zip(&states.places).enumerate() {
-            for (state, &place) in part.graph.state.iter().zip(places) {
-                saved.insert(Home::Made(position, part.graph.origin(state.value)), (Region::Saved, place));
+            for (state, &place) in part.form.state.iter().zip(places) {
+                saved.insert(Home::Made(position, part.form.origin(state.value)), (Region::Saved, place));
             }
         }
         for (position, part) in self.pieces.iter().enumerate() {
-            for output in part.graph.forward.iter().flat_map(|kernel| &kernel.outputs) {
-                let origin = part.graph.origin(output.value);
+            for output in part.form.forward.iter().flat_map(|kernel| &kernel.outputs) {
+                let origin = part.form.origin(output.value);
                 let home = Home::Made(position, origin);
                 if !read.contains(&home) || saved.contains_key(&home) {
                     continue;
@@ -303,23 +303,23 @@ impl<'a> Passes<'a> {
                     false => (Region::Saved, &mut saved_end),
                 };
                 let place = end.align_up(super::layout::ALIGNMENT);
-                *end = place + part.graph.values[origin].ty.bytes();
+                *end = place + part.form.values[origin].ty.bytes();
                 saved.insert(home, (region, place));
             }
         }
         let mut pending = BTreeMap::new();
         let mut pending_end = Bytes::ZERO;
         for (position, part) in self.pieces.iter().enumerate().rev() {
-            for (_, kernel) in &part.graph.backward {
+            for (_, kernel) in &part.form.backward {
                 for output in &kernel.outputs {
-                    let origin = part.graph.origin(output.value);
+                    let origin = part.form.origin(output.value);
                     let home = Home::Made(position, origin);
                     if read_by_weights.contains(&home)
                         && !saved.contains_key(&home)
                         && !pending.contains_key(&home)
                     {
                         let place = pending_end.align_up(super::layout::ALIGNMENT);
-                        pending_end = place + part.graph.values[origin].ty.bytes();
+                        pending_end = place + part.form.values[origin].ty.bytes();
                         pending.insert(home, place);
                     }
                 }
@@ -332,10 +332,10 @@ impl<'a> Passes<'a> {
     /// Where a value is made that is no reshape.
     fn home(&self, position: usize, value: ValueId) -> Home {
         let part = &self.pieces[position];
-        match part.graph.output_gradients.iter().position(|&gradient| gradient == value) {
+        match part.form.output_gradients.iter().position(|&gradient| gradient == value) {
             // The gradient of what goes out is that of what comes into the next piece.
             Some(number) => match self.pieces.get(position + 1) {
-                Some(next) => self.home(position + 1, next.graph.origin(next.graph.input_gradients[number])),
+                Some(next) => self.home(position + 1, next.form.origin(next.form.input_gradients[number])),
                 None => Home::OutputGradient(number),
             },
             None => part.home(position, value),
@@ -365,16 +365,16 @@ impl<'a> Passes<'a> {
             made.insert(Home::Input(number), pass.fixed(Region::Input, place));
         }
         for (position, part) in self.pieces.iter().enumerate() {
-            for kernel in &part.graph.forward {
+            for kernel in &part.form.forward {
                 let operand = |pass: &mut Pass, value: ValueId| {
                     let storage = match self.fixed(pass, position, value) {
                         Some(storage) => storage,
                         None => {
-                            let home = part.home(position, part.graph.origin(value));
+                            let home = part.home(position, part.form.origin(value));
                             *made.entry(home).or_insert_with(|| pass.temporary())
                         }
                     };
-                    pass.tensor(storage, &part.graph.values[value].ty)
+                    pass.tensor(storage, &part.form.values[value].ty)
                 };
                 append(&mut pass, kernel, part.sites, operand);
             }
@@ -412,7 +412,7 @@ impl<'a> Passes<'a> {
         }
         let mut products = self.products().into_iter();
         for (position, part) in self.pieces.iter().enumerate().rev() {
-            for (phase, kernel) in &part.graph.backward {
+            for (phase, kernel) in &part.form.backward {
                 let product = if *phase == Phase::W { products.next() } else { None };
                 if !takes(product) {
                     continue;
@@ -421,11 +421,11 @@ impl<'a> Passes<'a> {
                     let storage = match self.fixed(pass, position, value) {
                         Some(storage) => storage,
                         None => {
-                            let home = self.home(position, part.graph.origin(value));
+                            let home = self.home(position, part.form.origin(value));
                             *places.entry(home).or_insert_with(|| pass.temporary())
                         }
                     };
-                    pass.tensor(storage, &part.graph.values[value].ty)
+                    pass.tensor(storage, &part.form.values[value].ty)
                 };
                 append(&mut pass, kernel, part.sites, operand);
             }
@@ -434,9 +434,9 @@ impl<'a> Passes<'a> {
             return pass;
         }
         // The gradients of the input are made where they go out; what stands elsewhere already is copied.
-        let first = self.pieces.first().map_or(&[][..], |part| &part.graph.input_gradients);
+        let first = self.pieces.first().map_or(&[][..], |part| &part.form.input_gradients);
         for (&gradient, (ty, place)) in first.iter().zip(&self.input) {
-            let home = self.home(0, self.pieces[0].graph.origin(gradient));
+            let home = self.home(0, self.pieces[0].form.origin(gradient));
             let gradient = *places.entry(home).or_insert_with(|| pass.temporary());
             if !pass.fix(gradient, Region::InputGradient, *place) {
                 let to = pass.fixed(Region::InputGradient, *place);
@@ -450,15 +450,15 @@ impl<'a> Passes<'a> {
     /// The bytes of a value that lies outside of what the passes make; none for what they do.
     fn fixed(&self, pass: &mut Pass, position: usize, value: ValueId) -> Option<StorageId> {
         let part = &self.pieces[position];
-        let origin = part.graph.origin(value);
-        let (region, place) = match part.graph.values[origin].kind {
+        let origin = part.form.origin(value);
+        let (region, place) = match part.form.values[origin].kind {
             Kind::Weight(slot) => (Region::Weights, self.parameter(part, slot).weight),
             Kind::WeightGradient(slot) => (Region::Gradients, self.parameter(part, slot).gradient),
             Kind::Tokens => (Region::Tokens, Bytes::ZERO),
             Kind::Targets => (Region::Targets, Bytes::ZERO),
             Kind::Loss => (Region::Loss, Bytes::ZERO),
             Kind::Prefix | Kind::PrefixGradient => {
-                let prefixes = part.graph.prefix.iter();
+                let prefixes = part.form.prefix.iter();
                 let prefix =
                     prefixes.copied().find(|prefix| prefix.value == origin || prefix.gradient == origin)?;
                 let place = self.states[prefix.slice].places[position][prefix.state];
@@ -468,7 +468,7 @@ impl<'a> Passes<'a> {
                 }
             }
             Kind::StateGradient => {
-                let state = part.graph.state.iter().position(|state| state.gradient == Some(origin))?;
+                let state = part.form.state.iter().position(|state| state.gradient == Some(origin))?;
                 (Region::StateGradient, self.states[self.slice].places[position][state])
             }
             Kind::Boundary | Kind::Computed | Kind::Reshaped(_) => return None,
@@ -503,7 +503,7 @@ impl<'a> Passes<'a> {
 impl Part<'_> {
     /// Where a value is made that is no reshape.
     fn home(&self, position: usize, value: ValueId) -> Home {
-        match self.graph.inputs.iter().position(|&input| input == value) {
+        match self.form.inputs.iter().position(|&input| input == value) {
             Some(number) => self.inputs[number],
             None => Home::Made(position, value),
         }
@@ -511,13 +511,13 @@ impl Part<'_> {
 }
 
 /// The tensors of a message with their places.
-fn placed(graph: &Graph, values: &[ValueId]) -> Vec<(TensorType, Bytes)> {
-    let types: Vec<TensorType> = values.iter().map(|&value| graph.values[value].ty.clone()).collect();
+fn placed(form: &Form, values: &[ValueId]) -> Vec<(TensorType, Bytes)> {
+    let types: Vec<TensorType> = values.iter().map(|&value| form.values[value].ty.clone()).collect();
     let (places, _) = place_tensors(&types);
     types.into_iter().zip(places).collect()
 }
 
-/// Appends a kernel of a graph; its random numbers are those of its piece.
+/// Appends a kernel of a form; its random numbers are those of its piece.
 fn append(
     pass: &mut Pass,
     kernel: &Kernel,

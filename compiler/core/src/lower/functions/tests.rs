@@ -1,20 +1,30 @@
 use super::*;
+use crate::graph::build;
 use crate::graph::samples;
-use crate::graph::{Extent, Graphs, build};
+use crate::mode::{Extent, Forms, form};
+use crate::rewrite::{self, Rates};
 use crate::spec::{Choice, LIBRARY, Model, Optimizer, Sources, resolve};
 use pipe_grammar::diagnostic::SourceId;
 use pipec_program::id::Id;
 use pipec_program::text::print_kernel;
-use pipec_program::{Access, Body, Kernel, Mask, Node, Op, ValueId};
+use pipec_program::{Access, Body, BytesPerSecond, FlopsPerSecond, Kernel, Mask, Node, Op, ValueId};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
 const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None };
 
-fn graphs(model: &Model, sequences: u64, tokens: u64, precision: DType) -> IdVec<Slice, Graphs> {
+/// Of a device on which products take longer than what moves.
+const RATES: Rates =
+    Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
+
+fn forms(model: &Model, sequences: u64, tokens: u64, precision: DType) -> IdVec<Slice, Forms> {
     let extent = Extent { sequences, lengths: &[tokens], slice: 0, reach: None };
-    vec![model.layers.values().map(|layer| build(layer, extent, precision)).collect()].into()
+    let of_layer = |layer| {
+        let (layer, _) = rewrite::layer(&build(layer, precision), &[extent], RATES).unwrap();
+        form(&layer, &layer.modes[0], extent)
+    };
+    vec![model.layers.values().map(of_layer).collect()].into()
 }
 
 fn passes(stage: &StageFunctions) -> &SliceFunctions {
@@ -56,7 +66,7 @@ fn gpt(depth: usize, tied: bool) -> Model {
 }
 
 fn stage(model: &Model, pieces: Range<usize>, precision: DType) -> StageFunctions {
-    let functions = stage_functions(model, &graphs(model, 2, 8, precision), pieces, "g0", FUSED);
+    let functions = stage_functions(model, &forms(model, 2, 8, precision), pieces, "g0", FUSED);
     check(&forward(&functions).function);
     check(&backward(&functions).function);
     functions
@@ -279,14 +289,15 @@ fn workspaces_of_shipped_models_are_tight() {
             Ok(resolution) => resolution.spec,
             Err(errors) => panic!("{name}: {errors:?}"),
         };
-        let graphs = crate::graph::graphs(&spec.model, &spec.train, &[spec.train.seq]);
-        for graph in graphs.values().flat_map(|graphs| graphs.values()) {
-            assert_eq!(crate::graph::verify(graph), Vec::<String>::new(), "{name}");
+        let forms =
+            crate::rewrite::fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
+        for form in forms.values().flat_map(|forms| forms.values()) {
+            assert_eq!(crate::mode::verify(form), Vec::<String>::new(), "{name}");
         }
         let end = spec.model.pieces.len();
         for pieces in [0..1, 0..2, 1..2, end / 2..end / 2 + 2, 1..end - 1, 0..end, end - 2..end, end - 1..end]
         {
-            let functions = stage_functions(&spec.model, &graphs, pieces.clone(), "g0", FUSED);
+            let functions = stage_functions(&spec.model, &forms, pieces.clone(), "g0", FUSED);
             for function in [&forward(&functions).function, &backward(&functions).function] {
                 let (size, bound) = workspace(function);
                 assert!(size.0 as f64 <= bound as f64 * 1.05, "{name} {pieces:?}: {size} for {bound} live");
@@ -343,8 +354,8 @@ fn workspace(function: &Function) -> (Bytes, u64) {
 fn deep_stages_are_made_in_linear_time() {
     let kernels = |depth: usize| {
         let model = llama(depth, false);
-        let graphs = graphs(&model, 2, 8, DType::F32);
-        let functions = stage_functions(&model, &graphs, 0..depth + 2, "g0", FUSED);
+        let forms = forms(&model, 2, 8, DType::F32);
+        let functions = stage_functions(&model, &forms, 0..depth + 2, "g0", FUSED);
         let workspace = workspace(&backward(&functions).function).0;
         (body(&backward(&functions).function).1.len(), workspace)
     };

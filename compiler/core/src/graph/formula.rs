@@ -1,23 +1,148 @@
-//! Element-wise expressions under construction: equal nodes are one node, and gradients follow from the nodes.
+//! Element-wise formulas: what a `map` computes of its operands, as nodes each after its operands. Equal nodes are one
+//! node.
 //!
 //! Nothing here changes a result: no operation is reordered, folded or approximated; what is computed twice is computed
-//! once.
+//! once. So formulas that are put into one another give the same bits as one after the other, in f32 and in f64.
 
-use pipec_program::{BinaryOp, Kernel, Node, Op, Output, Part, Seed, UnaryOp, ValueId};
+use pipec_program::{BinaryOp, Node, UnaryOp};
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
 
-use super::SEED;
+/// Results of an element-wise computation over operands, which it names by position.
+#[derive(Clone)]
+pub struct Formula {
+    /// The nodes, each after its operands. The salt of a random number is the number of its site in the layer.
+    pub nodes: Vec<Node>,
+    /// The node of each result, at least one.
+    pub results: Vec<u32>,
+}
 
-/// An expression over values of one shape.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Expression {
-    inputs: Vec<ValueId>,
+impl Formula {
+    /// How many operands it reads: one more than the last that a node names.
+    pub fn operands(&self) -> usize {
+        let inputs = self.nodes.iter().filter_map(|node| match node {
+            Node::Input(position) => Some(*position as usize + 1),
+            Node::Constant(_) | Node::Unary(..) | Node::Binary(..) | Node::Random { .. } => None,
+        });
+        inputs.max().unwrap_or(0)
+    }
+
+    /// Whether it draws random numbers.
+    pub fn is_random(&self) -> bool {
+        self.nodes.iter().any(|node| matches!(node, Node::Random { .. }))
+    }
+
+    /// A number for every part of a formula that tells it from others: nodes, then results.
+    fn key(&self) -> impl Iterator<Item = (u8, u64, u64)> + '_ {
+        let node = |node: &Node| match *node {
+            Node::Input(input) => (0, u64::from(input), 0),
+            Node::Constant(value) => (1, u64::from(value.to_bits()), 0),
+            Node::Unary(op, a) => (2 + op as u8, u64::from(a), 0),
+            Node::Binary(op, a, b) => (64 + op as u8, u64::from(a), u64::from(b)),
+            Node::Random { salt } => (255, salt, 0),
+        };
+        self.nodes.iter().map(node).chain(self.results.iter().map(|&result| (254, u64::from(result), 0)))
+    }
+}
+
+impl PartialEq for Formula {
+    fn eq(&self, other: &Self) -> bool {
+        self.key().eq(other.key())
+    }
+}
+
+impl Eq for Formula {}
+
+impl Hash for Formula {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for part in self.key() {
+            part.hash(state);
+        }
+    }
+}
+
+impl PartialOrd for Formula {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Formula {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.key().cmp(other.key())
+    }
+}
+
+impl fmt::Debug for Formula {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// `x0 * sigmoid(x0)`; several results stand in brackets.
+impl fmt::Display for Formula {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<String> = self.results.iter().map(|&result| self.text(result)).collect();
+        match texts.as_slice() {
+            [only] => f.write_str(only),
+            several => write!(f, "({})", several.join(", ")),
+        }
+    }
+}
+
+impl Formula {
+    fn text(&self, node: u32) -> String {
+        match self.nodes[node as usize] {
+            Node::Input(input) => format!("x{input}"),
+            Node::Constant(value) => format!("{value}"),
+            Node::Unary(op, a) => format!("{}({})", op.name(), self.text(a)),
+            Node::Binary(op @ (BinaryOp::Max | BinaryOp::Min), a, b) => {
+                format!("{}({}, {})", op.name(), self.text(a), self.text(b))
+            }
+            Node::Binary(op, a, b) => format!("({} {} {})", self.text(a), op.symbol(), self.text(b)),
+            Node::Random { salt } => format!("random{salt}"),
+        }
+    }
+}
+
+/// A formula under construction over operands of some kind.
+#[derive(Clone, Debug)]
+pub struct Expression<V> {
+    inputs: Vec<V>,
     nodes: Vec<Node>,
 }
 
-impl Expression {
-    /// The expression of an element-wise kernel.
-    pub(super) fn of(inputs: &[ValueId], nodes: &[Node]) -> Self {
-        Self { inputs: inputs.to_vec(), nodes: nodes.to_vec() }
+impl<V> Default for Expression<V> {
+    fn default() -> Self {
+        Self { inputs: Vec::new(), nodes: Vec::new() }
+    }
+}
+
+impl<V: Copy + PartialEq> Expression<V> {
+    /// Puts a formula over some operands into the expression and returns the node of each result.
+    pub fn formula(&mut self, formula: &Formula, operands: &[V]) -> Vec<u32> {
+        let nodes: Vec<Operand<V>> = operands.iter().map(|&operand| Operand::Value(operand)).collect();
+        self.compose(formula, &nodes)
+    }
+
+    /// Puts a formula into the expression, operands being values or nodes that stand there already, and returns the node of
+    /// each result.
+    pub fn compose(&mut self, formula: &Formula, operands: &[Operand<V>]) -> Vec<u32> {
+        let mut moved: Vec<u32> = Vec::with_capacity(formula.nodes.len());
+        for &node in &formula.nodes {
+            let to = match node {
+                Node::Input(position) => match operands[position as usize] {
+                    Operand::Value(value) => self.input(value),
+                    Operand::Node(node) => node,
+                },
+                Node::Constant(_) | Node::Random { .. } => self.node(node),
+                Node::Unary(op, a) => self.unary(op, moved[a as usize]),
+                Node::Binary(op, a, b) => self.binary(op, moved[a as usize], moved[b as usize]),
+            };
+            moved.push(to);
+        }
+        formula.results.iter().map(|&result| moved[result as usize]).collect()
     }
 
     fn node(&mut self, node: Node) -> u32 {
@@ -29,7 +154,7 @@ impl Expression {
     }
 
     /// An element of a value.
-    pub(super) fn input(&mut self, value: ValueId) -> u32 {
+    pub fn input(&mut self, value: V) -> u32 {
         let position = self.inputs.iter().position(|&other| other == value).unwrap_or_else(|| {
             self.inputs.push(value);
             self.inputs.len() - 1
@@ -38,23 +163,23 @@ impl Expression {
     }
 
     /// A constant, rounded to f32.
-    pub(super) fn constant(&mut self, value: f64) -> u32 {
+    pub fn constant(&mut self, value: f64) -> u32 {
         self.node(Node::Constant(value as f32))
     }
 
     /// A function of a node.
-    pub(super) fn unary(&mut self, op: UnaryOp, a: u32) -> u32 {
+    pub fn unary(&mut self, op: UnaryOp, a: u32) -> u32 {
         self.node(Node::Unary(op, a))
     }
 
     /// A function of two nodes.
-    pub(super) fn binary(&mut self, op: BinaryOp, a: u32, b: u32) -> u32 {
+    pub fn binary(&mut self, op: BinaryOp, a: u32, b: u32) -> u32 {
         self.node(Node::Binary(op, a, b))
     }
 
-    /// A random number.
-    pub(super) fn random(&mut self, salt: u64) -> u32 {
-        self.node(Node::Random { salt })
+    /// A random number of a site.
+    pub fn random(&mut self, site: u64) -> u32 {
+        self.node(Node::Random { salt: site })
     }
 
     /// The node of each input by position in `inputs`, none where no node reads it.
@@ -64,7 +189,7 @@ impl Expression {
 
     /// The derivative of a weighted sum of `results`, each with the node of its weight, by each input: `(input, node)`,
     /// inputs ascending by position, only those that the results depend on. Appends nodes.
-    pub(super) fn differentiate(&mut self, results: &[(u32, u32)]) -> Vec<(ValueId, u32)> {
+    pub fn differentiate(&mut self, results: &[(u32, u32)]) -> Vec<(V, u32)> {
         use BinaryOp::{Add, Div, Less, Max, Min, Mul, Sub};
         let count = self.nodes.len();
         let inputs = self.inputs.len();
@@ -190,8 +315,9 @@ impl Expression {
         adjoints[node as usize] = Some(sum);
     }
 
-    /// The kernel that computes `results`, without what they do not need, over a part of whole sequences.
-    pub(super) fn kernel(&self, results: &[u32], outputs: Vec<Output>, part: Option<Part>) -> Kernel {
+    /// The formula of `results` with its operands, without what they do not need; operands in the order in which nodes
+    /// first name them.
+    pub fn finish(&self, results: &[u32]) -> (Formula, Vec<V>) {
         let mut needed = vec![false; self.nodes.len()];
         for &result in results {
             needed[result as usize] = true;
@@ -208,7 +334,7 @@ impl Expression {
                 }
             }
         }
-        let mut kept = Expression::default();
+        let mut kept = Self::default();
         let mut moved: Vec<u32> = vec![0; self.nodes.len()];
         for (position, &node) in self.nodes.iter().enumerate() {
             if needed[position] {
@@ -220,14 +346,18 @@ impl Expression {
                 };
             }
         }
-        let random = kept.nodes.iter().any(|node| matches!(node, Node::Random { .. }));
-        let op = Op::Map {
-            nodes: kept.nodes,
-            results: results.iter().map(|&result| moved[result as usize]).collect(),
-            seed: random.then_some(Seed { scalar: SEED, part }),
-        };
-        Kernel { op, inputs: kept.inputs, outputs }
+        let results = results.iter().map(|&result| moved[result as usize]).collect();
+        (Formula { nodes: kept.nodes, results }, kept.inputs)
     }
+}
+
+/// An operand of a formula that is put into an expression.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operand<V> {
+    /// A value.
+    Value(V),
+    /// A node of the expression.
+    Node(u32),
 }
 
 /// The same node to the last bit: 0 and -0 differ.

@@ -1,0 +1,65 @@
+//! A form as text, for people and for tests: one line per value and per kernel, kernels as in a program.
+
+use super::{Form, Kind, Phase};
+use pipec_program::text::print_kernel;
+use pipec_program::{Kernel, ValueId};
+use std::fmt::Write;
+
+/// The text of a form.
+pub fn print(form: &Form) -> String {
+    let mut text = String::new();
+    write(&mut text, form).expect("a string takes all text");
+    text
+}
+
+fn write(text: &mut String, form: &Form) -> std::fmt::Result {
+    writeln!(text, "form {} {{", form.name)?;
+    for (name, values) in [
+        ("inputs", &form.inputs),
+        ("outputs", &form.outputs),
+        ("output_gradients", &form.output_gradients),
+        ("input_gradients", &form.input_gradients),
+    ] {
+        writeln!(text, "    {name} {}", list(values))?;
+    }
+    if !form.state.is_empty() {
+        let state: Vec<ValueId> = form.state.iter().map(|state| state.value).collect();
+        writeln!(text, "    state {}", list(&state))?;
+    }
+    for (id, value) in form.values.iter() {
+        write!(text, "    {id} {} {}", value.name, value.ty)?;
+        match value.kind {
+            Kind::Boundary => writeln!(text, " boundary")?,
+            Kind::Weight(slot) => writeln!(text, " weight {slot}")?,
+            Kind::WeightGradient(slot) => writeln!(text, " gradient of {slot}")?,
+            Kind::Tokens => writeln!(text, " tokens")?,
+            Kind::Targets => writeln!(text, " targets")?,
+            Kind::Loss => writeln!(text, " loss")?,
+            Kind::Prefix => writeln!(text, " prefix")?,
+            Kind::PrefixGradient => writeln!(text, " gradient of a prefix")?,
+            Kind::StateGradient => writeln!(text, " gradient from later slices")?,
+            Kind::Computed => writeln!(text)?,
+            Kind::Reshaped(origin) => writeln!(text, " = {origin}")?,
+        }
+    }
+    let line = |text: &mut String, pass: &str, kernel: &Kernel| {
+        // Accumulation marks of a kernel stand before its results.
+        writeln!(text, "    {pass} {}", print_kernel(kernel))
+    };
+    for kernel in &form.forward {
+        line(text, "F", kernel)?;
+    }
+    for (phase, kernel) in &form.backward {
+        let pass = match phase {
+            Phase::B => "B",
+            Phase::W => "W",
+        };
+        line(text, pass, kernel)?;
+    }
+    writeln!(text, "}}")
+}
+
+fn list(values: &[ValueId]) -> String {
+    let names: Vec<String> = values.iter().map(|value| value.to_string()).collect();
+    format!("[{}]", names.join(", "))
+}

@@ -1,0 +1,298 @@
+//! Extraction: from an e-graph the exact Pareto front of ways to compute its roots.
+//!
+//! A way picks one term for every class that it needs, and pays each class once however many terms read it: the price of a
+//! shared graph, not of a tree. Classes are decided one after the other, each after all that may need it. What has been
+//! decided matters to the rest only through the set of classes that are still needed, so that of all partial ways with the
+//! same such set those suffice that no other is at most in every price. Nothing is lost, and since most classes are
+//! needed whatever is chosen, the sets are few.
+
+use super::price::Price;
+use super::term::{EGraph, Term};
+use egg::Id;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A term that may be picked, with its price.
+#[derive(Clone, Debug)]
+pub(super) struct Choice {
+    pub(super) term: Term,
+    pub(super) price: Price,
+}
+
+/// A way: the picked term of every class that is needed.
+#[derive(Clone, Debug)]
+pub(super) struct Way {
+    pub(super) price: Price,
+    pub(super) picks: BTreeMap<Id, Term>,
+}
+
+/// What came of an extraction.
+#[derive(Clone, Debug)]
+pub(super) struct Front {
+    /// The ways that no other is at most in every price, the fastest first.
+    pub(super) ways: Vec<Way>,
+    /// The classes that are needed and that no term computes.
+    pub(super) missing: BTreeSet<Id>,
+}
+
+/// The classes that are still needed, by their place in the order.
+type Needed = Box<[u64]>;
+
+fn has(needed: &Needed, place: usize) -> bool {
+    needed[place / 64] >> (place % 64) & 1 == 1
+}
+
+fn insert(needed: &mut Needed, place: usize) {
+    needed[place / 64] |= 1 << (place % 64);
+}
+
+fn remove(needed: &mut Needed, place: usize) {
+    needed[place / 64] &= !(1 << (place % 64));
+}
+
+/// A partial way.
+#[derive(Clone, Copy, Debug)]
+struct Partial {
+    price: Price,
+    /// The last decision, counted over all.
+    last: Option<usize>,
+}
+
+/// A decision, and the one before it.
+#[derive(Clone, Copy, Debug)]
+struct Decision {
+    before: Option<usize>,
+    place: usize,
+    option: usize,
+}
+
+/// The front of a set of roots, where `options` are the terms of a class that may be picked.
+pub(super) fn front(egraph: &EGraph, roots: &[Id], options: impl Fn(Id) -> Vec<Choice>) -> Front {
+    let roots: Vec<Id> = roots.iter().map(|&root| egraph.find(root)).collect();
+    let table = Table::new(egraph, &roots, options);
+    if !table.missing.is_empty() {
+        return Front { ways: Vec::new(), missing: table.missing };
+    }
+    let count = table.order.len();
+    let mut start: Needed = vec![0; count.div_ceil(64).max(1)].into();
+    for &place in &table.definite {
+        insert(&mut start, place);
+    }
+    let mut decisions: Vec<Decision> = Vec::new();
+    let mut states: BTreeMap<Needed, Vec<Partial>> =
+        BTreeMap::from([(start, vec![Partial { price: Price::default(), last: None }])]);
+    for place in 0..count {
+        let mut next: BTreeMap<Needed, Vec<Partial>> = BTreeMap::new();
+        for (needed, partials) in states {
+            if !has(&needed, place) {
+                merge(next.entry(needed).or_default(), partials);
+                continue;
+            }
+            for (option, (children, price)) in table.options[place].iter().enumerate() {
+                let mut then = needed.clone();
+                remove(&mut then, place);
+                for &child in children {
+                    insert(&mut then, child);
+                }
+                let decide = |partial: &Partial| {
+                    decisions.push(Decision { before: partial.last, place, option });
+                    Partial { price: partial.price + *price, last: Some(decisions.len() - 1) }
+                };
+                let partials = partials.iter().map(decide).collect();
+                merge(next.entry(then).or_default(), partials);
+            }
+        }
+        states = next;
+    }
+    let mut ends: Vec<Partial> = Vec::new();
+    for partials in states.into_values() {
+        merge(&mut ends, partials);
+    }
+    let way = |end: &Partial| {
+        let mut picks = BTreeMap::new();
+        let mut last = end.last;
+        while let Some(decision) = last.map(|last| decisions[last]) {
+            picks.insert(table.order[decision.place], table.terms[decision.place][decision.option].clone());
+            last = decision.before;
+        }
+        Way { price: end.price, picks }
+    };
+    Front { ways: ends.iter().map(way).collect(), missing: BTreeSet::new() }
+}
+
+/// Merges two fronts, each sorted by time; of equal prices the first stays.
+fn merge(front: &mut Vec<Partial>, with: Vec<Partial>) {
+    front.extend(with);
+    front.sort_by_key(|partial| partial.price);
+    let mut least = u64::MAX;
+    front.retain(|partial| {
+        let stays = partial.price.kept < least;
+        least = least.min(partial.price.kept);
+        stays
+    });
+}
+
+/// The classes that may be needed, in an order in which each stands after all that may need it.
+struct Table {
+    order: Vec<Id>,
+    terms: Vec<Vec<Term>>,
+    /// The places of the operands of each term, and its price.
+    options: Vec<Vec<(Vec<usize>, Price)>>,
+    /// The places of classes that every way needs.
+    definite: BTreeSet<usize>,
+    missing: BTreeSet<Id>,
+}
+
+impl Table {
+    fn new(egraph: &EGraph, roots: &[Id], options: impl Fn(Id) -> Vec<Choice>) -> Self {
+        let mut found: BTreeMap<Id, Vec<Choice>> = BTreeMap::new();
+        let mut open = roots.to_vec();
+        while let Some(class) = open.pop() {
+            if found.contains_key(&class) {
+                continue;
+            }
+            let options = options(class);
+            open.extend(children(egraph, &options));
+            found.insert(class, options);
+        }
+        // Terms whose operands no way computes are no options.
+        let mut possible: BTreeSet<Id> = BTreeSet::new();
+        loop {
+            let before = possible.len();
+            for (&class, options) in &found {
+                let works = |option: &Choice| {
+                    option.term.children.iter().all(|&child| possible.contains(&egraph.find(child)))
+                };
+                if options.iter().any(works) {
+                    possible.insert(class);
+                }
+            }
+            if possible.len() == before {
+                break;
+            }
+        }
+        let missing = missing(egraph, roots, &found, &possible);
+        let mut table = Self {
+            order: Vec::new(),
+            terms: Vec::new(),
+            options: Vec::new(),
+            definite: BTreeSet::new(),
+            missing,
+        };
+        if !table.missing.is_empty() {
+            return table;
+        }
+        for options in found.values_mut() {
+            options.retain(|option| {
+                option.term.children.iter().all(|&child| possible.contains(&egraph.find(child)))
+            });
+        }
+        let order = order(egraph, roots, &mut found);
+        let places: BTreeMap<Id, usize> =
+            order.iter().enumerate().map(|(place, &class)| (class, place)).collect();
+        for class in &order {
+            let options = &found[class];
+            let of = |option: &Choice| {
+                let children = option.term.children.iter().map(|&child| places[&egraph.find(child)]);
+                (children.collect::<Vec<usize>>(), option.price)
+            };
+            table.options.push(options.iter().map(of).collect());
+            table.terms.push(options.iter().map(|option| option.term.clone()).collect());
+        }
+        table.order = order;
+        table.definite = roots.iter().map(|root| places[root]).collect();
+        for place in 0..table.order.len() {
+            if table.definite.contains(&place) {
+                let mut shared = table.options[place]
+                    .iter()
+                    .map(|(children, _)| children.iter().copied().collect::<BTreeSet<usize>>());
+                let first = shared.next().unwrap_or_default();
+                let all = shared.fold(first, |all, other| &all & &other);
+                table.definite.extend(all);
+            }
+        }
+        table
+    }
+}
+
+fn children<'a>(egraph: &'a EGraph, options: &'a [Choice]) -> impl Iterator<Item = Id> + 'a {
+    options.iter().flat_map(|option| &option.term.children).map(|&child| egraph.find(child))
+}
+
+/// The deepest classes that are needed and that nothing computes: those all of whose terms there are none.
+fn missing(
+    egraph: &EGraph,
+    roots: &[Id],
+    found: &BTreeMap<Id, Vec<Choice>>,
+    possible: &BTreeSet<Id>,
+) -> BTreeSet<Id> {
+    let mut missing = BTreeSet::new();
+    let mut seen = BTreeSet::new();
+    let mut open: Vec<Id> = roots.iter().copied().filter(|root| !possible.contains(root)).collect();
+    while let Some(class) = open.pop() {
+        if !seen.insert(class) {
+            continue;
+        }
+        match found.get(&class) {
+            Some(options) if !options.is_empty() => {
+                open.extend(children(egraph, options).filter(|child| !possible.contains(child)));
+            }
+            Some(_) | None => {
+                missing.insert(class);
+            }
+        }
+    }
+    missing
+}
+
+/// All classes, each after those whose terms have it as an operand. A term that would close a circle is dropped: every
+/// class on a circle has another, since the graph that the e-graph was made from has none.
+fn order(egraph: &EGraph, roots: &[Id], found: &mut BTreeMap<Id, Vec<Choice>>) -> Vec<Id> {
+    #[derive(Clone, Copy, PartialEq)]
+    enum Mark {
+        Open,
+        Done,
+    }
+    let mut marks: BTreeMap<Id, Mark> = BTreeMap::new();
+    let mut order: Vec<Id> = Vec::new();
+    for &root in roots {
+        // A class, and how many of its children have been looked at.
+        let mut stack: Vec<(Id, usize)> = vec![(root, 0)];
+        while let Some((class, at)) = stack.pop() {
+            if at == 0 {
+                if marks.contains_key(&class) {
+                    continue;
+                }
+                marks.insert(class, Mark::Open);
+            }
+            let options = &found[&class];
+            let all: Vec<Id> = children(egraph, options).collect();
+            match all.get(at) {
+                Some(&child) => {
+                    stack.push((class, at + 1));
+                    match marks.get(&child) {
+                        Some(Mark::Open) => {
+                            let closes = |option: &Choice| {
+                                option.term.children.iter().any(|&other| egraph.find(other) == child)
+                            };
+                            if let Some(options) = found.get_mut(&class) {
+                                options.retain(|option| !closes(option));
+                            }
+                            // Children are counted anew.
+                            stack.pop();
+                            marks.remove(&class);
+                            stack.push((class, 0));
+                        }
+                        Some(Mark::Done) => {}
+                        None => stack.push((child, 0)),
+                    }
+                }
+                None => {
+                    marks.insert(class, Mark::Done);
+                    order.push(class);
+                }
+            }
+        }
+    }
+    order.reverse();
+    order
+}

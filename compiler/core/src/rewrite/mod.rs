@@ -1,0 +1,227 @@
+//! Decisions by equality: how a layer is sliced, what its backward pass keeps and what it computes again, and what becomes
+//! one kernel.
+//!
+//! Every distinct layer is one small e-graph (the crate `egg`). Its graph is put in, the [rules] say what is equal to
+//! what until nothing is left to say, and the extraction finds the Pareto front of ways to compute what the layer gives,
+//! in time and in bytes kept for the backward pass. The forward results are roots as the gradients are: else the cheapest
+//! forward pass would be none.
+//!
+//! It deliberately knows nothing of stages, schedules or budgets: which mode a layer takes on which stage is the plan's to
+//! choose. Types of egg stay in here.
+
+mod extract;
+mod price;
+mod rules;
+mod steps;
+mod term;
+#[cfg(test)]
+mod tests;
+
+use crate::graph::{Graph, Graphs, NodeId, Op, graphs};
+use crate::mode::{Extent, Forms, Layer, Layers, forms, reach};
+use crate::spec::{LayerId, Model, Train};
+use egg::Id;
+use extract::{Choice, front};
+use pipec_program::Slice;
+use pipec_program::id::IdVec;
+use std::collections::BTreeSet;
+use std::time::Duration;
+use term::{EGraph, Head, Term, Terms, Tokens, add, terms};
+
+pub use price::Rates;
+pub use rules::{Rule, rules};
+
+/// The most rounds of all rules; no layer has needed a quarter of them.
+const MOST_ROUNDS: usize = 64;
+/// The most terms of a layer; no layer has needed a tenth of them.
+const MOST_TERMS: usize = 100_000;
+
+/// A layer that cannot be cut into slices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NotSliceable {
+    /// The layer.
+    pub layer: LayerId,
+    /// The positions of the operations that need whole sequences, ascending.
+    pub operations: Vec<usize>,
+}
+
+/// What went on in the e-graph of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Summary {
+    /// Terms of the graph as it was put in.
+    pub terms_before: usize,
+    /// Terms when no rule had anything to add.
+    pub terms: usize,
+    /// Classes then.
+    pub classes: usize,
+    /// Rounds of all rules.
+    pub rounds: usize,
+}
+
+/// The modes of the layers of a model for slices of some lengths, priced for a device.
+///
+/// # Errors
+/// The first layer that cannot be sliced, if there is more than one slice.
+pub fn rewrite(
+    graphs: &Graphs,
+    model: &Model,
+    train: &Train,
+    lengths: &[u64],
+    rates: Rates,
+) -> Result<Layers, NotSliceable> {
+    let reach = reach(model);
+    let extents: IdVec<Slice, Extent<'_>> = (0..lengths.len())
+        .map(|slice| Extent { sequences: train.micro_batch, lengths, slice, reach })
+        .collect();
+    let extents: Vec<Extent<'_>> = extents.values().copied().collect();
+    graphs
+        .iter()
+        .map(|(id, graph)| {
+            let layer = layer(graph, &extents, rates).map(|(layer, _)| layer);
+            layer.map_err(|operations| NotSliceable { layer: id, operations })
+        })
+        .collect()
+}
+
+/// The forms of the layers of a model in their fastest modes, for slices of some lengths.
+///
+/// # Errors
+/// As [`rewrite`].
+pub fn fastest(
+    model: &Model,
+    train: &Train,
+    lengths: &[u64],
+    rates: Rates,
+) -> Result<IdVec<Slice, Forms>, NotSliceable> {
+    let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates)?;
+    Ok(forms(&layers, model, train, lengths))
+}
+
+/// The modes of a layer, and what went on; or the operations that cannot be sliced.
+///
+/// # Errors
+/// The positions of operations that need whole sequences, where there is more than one slice.
+pub fn layer(graph: &Graph, extents: &[Extent<'_>], rates: Rates) -> Result<(Layer, Summary), Vec<usize>> {
+    let sliced = extents.len() > 1;
+    let Terms { mut egraph, mut classes } = terms(graph);
+    let terms_before = egraph.total_number_of_nodes();
+    if sliced {
+        for (id, class) in classes.iter_mut() {
+            // What is summed over tokens is the same whether sliced or not.
+            if egraph[*class].data.tokens == Tokens::All && !graph.nodes[id].op.sums_tokens() {
+                *class = add(&mut egraph, Term::new(Head::Slice, vec![*class]), None);
+            }
+        }
+        egraph.rebuild();
+    }
+    let runner = egg::Runner::<Term, term::Facts>::default()
+        .with_egraph(egraph)
+        .with_scheduler(egg::SimpleScheduler)
+        .with_iter_limit(MOST_ROUNDS)
+        .with_node_limit(MOST_TERMS)
+        .with_time_limit(Duration::MAX)
+        .run(&rules::rewrites());
+    let rounds = runner.iterations.len();
+    let saturated = matches!(runner.stop_reason, Some(egg::StopReason::Saturated));
+    debug_assert!(saturated, "the rules do not end on layer {}: {:?}", graph.name, runner.stop_reason);
+    let egraph = runner.egraph;
+    let summary = Summary {
+        terms_before,
+        terms: egraph.total_number_of_nodes(),
+        classes: egraph.number_of_classes(),
+        rounds,
+    };
+    let roots: Vec<Id> = roots(graph).map(|node| classes[node]).collect();
+    let front = front(&egraph, &roots, |class| choices(&egraph, class, extents, rates));
+    if !front.missing.is_empty() {
+        return Err(blocking(graph, &egraph, &front.missing));
+    }
+    let modes = front.ways.iter().map(|way| steps::mode(graph, &egraph, &classes, way)).collect();
+    let layer = Layer {
+        name: graph.name.clone(),
+        precision: graph.precision,
+        modes,
+        random_sites: graph.random_sites,
+    };
+    Ok((layer, summary))
+}
+
+/// What a layer has to give, forward and backward.
+fn roots(graph: &Graph) -> impl Iterator<Item = NodeId> + '_ {
+    let contributions = graph.contributions.iter().map(|(contribution, _)| *contribution);
+    let forward = graph.outputs.iter().copied().chain(graph.loss);
+    forward.chain(contributions).chain(graph.input_gradients.iter().copied())
+}
+
+/// The terms of a class that can be carried out: on slices only, where there are some.
+fn choices(egraph: &EGraph, class: Id, extents: &[Extent<'_>], rates: Rates) -> Vec<Choice> {
+    let sliced = extents.len() > 1;
+    let whole = egraph[class].data.tokens == Tokens::All;
+    let is_possible = |term: &&Term| match &term.head {
+        Head::Op(op) => !sliced || !whole || is_leaf(op),
+        Head::Slice => sliced && egraph[term.children[0]].nodes.iter().any(is_given),
+        Head::Again => rules::is_free(egraph, term.children[0]),
+        Head::Keep => true,
+        Head::Earlier | Head::Later(..) | Head::Sum => sliced,
+    };
+    let choice =
+        |term: &Term| Choice { term: term.clone(), price: price::price(egraph, class, term, extents, rates) };
+    egraph[class].nodes.iter().filter(is_possible).map(choice).collect()
+}
+
+/// Whether an operation takes what is given.
+fn is_leaf(op: &Op) -> bool {
+    match op {
+        Op::Input(_) | Op::Weight(_) | Op::Tokens | Op::Targets | Op::Places | Op::OutputGradient(_) => true,
+        Op::Part(_)
+        | Op::Embedding
+        | Op::Positions { .. }
+        | Op::Linear
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rope(_)
+        | Op::Attention(_)
+        | Op::Softmax { .. }
+        | Op::Map(_)
+        | Op::CrossEntropy { .. }
+        | Op::Product(_)
+        | Op::WeightProduct
+        | Op::SumRows
+        | Op::EmbeddingGrad
+        | Op::PositionsGrad { .. }
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormGainGrad { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::LayerNormParamGrad { .. }
+        | Op::AttentionGrad { .. }
+        | Op::SoftmaxGrad { .. }
+        | Op::CrossEntropyGrad { .. } => false,
+    }
+}
+
+fn is_given(term: &Term) -> bool {
+    match &term.head {
+        Head::Op(op) => is_leaf(op),
+        Head::Again | Head::Keep | Head::Slice | Head::Earlier | Head::Later(..) | Head::Sum => false,
+    }
+}
+
+/// The operations of the language behind classes that nothing computes for a slice.
+fn blocking(graph: &Graph, egraph: &EGraph, missing: &BTreeSet<Id>) -> Vec<usize> {
+    let mut operations: BTreeSet<usize> = BTreeSet::new();
+    for &class in missing {
+        let of = egraph[class].nodes.iter().flat_map(|term| match term.head {
+            Head::Slice => egraph[term.children[0]].nodes.clone(),
+            Head::Op(_) | Head::Again | Head::Keep | Head::Earlier | Head::Later(..) | Head::Sum => {
+                Vec::new()
+            }
+        });
+        for term in of {
+            if let Head::Op(Op::Attention(of) | Op::AttentionGrad { of, .. }) = term.head {
+                operations.insert(of.operation);
+            }
+        }
+    }
+    debug_assert!(!operations.is_empty(), "layer {} has no way to be computed", graph.name);
+    operations.into_iter().collect()
+}
