@@ -14,7 +14,7 @@ use super::scene::{Kind, Lane, Mark, Row, lanes, makespan, rows, title};
 use pipec_program::memory::{ArenaUse, memory as arenas};
 use pipec_program::simulate::{DeviceUse, bubble, device_use};
 use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Pass, Program, QueueKind, Unit};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use style::{fill, ink};
 
