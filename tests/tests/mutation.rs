@@ -97,12 +97,14 @@ fn every_mutant_is_rejected_or_equal() {
     let Resolution { spec, origins, .. } = resolve_text(MODEL);
     let mut rejected = 0;
     let mut equal = 0;
-    for (devices, schedule) in [
-        (2, Schedule::OneFOneB),
-        (2, Schedule::GPipe),
-        (2, Schedule::Interleaved { virtual_stages: 2, group: 2 }),
+    for (devices, micro_batches, schedule) in [
+        (2, 3, Schedule::OneFOneB),
+        (2, 3, Schedule::GPipe),
+        (2, 3, Schedule::Interleaved { virtual_stages: 2, group: 2 }),
+        (2, 6, Schedule::DualPipeV),
     ] {
-        let spec = replan(&spec, devices, schedule, Cut::Balanced);
+        let mut spec = replan(&spec, devices, schedule, Cut::Balanced);
+        spec.pipeline.micro_batches = micro_batches;
         let program = compile(&spec, &origins).unwrap().program;
         let expected = bits(program.clone());
         let queues: IdVec<QueueId, usize> =

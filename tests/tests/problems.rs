@@ -2,9 +2,9 @@
 
 use pipe_grammar::diagnostic::Code;
 use pipec::show;
-use pipec_compiler::pipeline::Error;
+use pipec_compiler::pipeline::{Compiled, Error};
 use pipec_compiler::schedule::csv::{self, Dialect};
-use pipec_compiler::schedule::{given, peaks};
+use pipec_compiler::schedule::{ScheduleFile, given, peaks};
 use pipec_compiler::spec::{Cut, InFlight, MemoryLimit, Resolution, Schedule, Spec, WeightGrads};
 use pipec_program::text::print;
 use pipec_program::{Bytes, Category};
@@ -43,7 +43,7 @@ fn a_schedule_comes_back_from_its_file() {
     for schedule in kinds() {
         let spec = replan(&spec, 2, schedule, Cut::Balanced);
         let written = compile(&spec, &origins).unwrap();
-        let json = show::schedule_json(&written.replica, &written.order);
+        let json = show::schedule_json(&written.replica, &written.order, &written.plan.lengths);
         let csv = csv::write(&written.replica, &written.order, Dialect::ComputeOnly, false);
         let comms = csv::write(&written.replica, &written.order, Dialect::ComputeComms, false);
         let sayable = schedule.slices() == 1 && schedule.placement().copies() == 1;
@@ -56,6 +56,38 @@ fn a_schedule_comes_back_from_its_file() {
             let read = compile(&spec, &origins).unwrap_or_else(|error| panic!("{schedule:?}: {error}"));
             assert_eq!(print(&read.program), print(&written.program), "{schedule:?} {name}");
         }
+    }
+}
+
+/// A file keeps the lengths of slices that are not equal, also where they do not divide a sequence.
+#[test]
+fn slices_of_unequal_lengths_come_back_from_a_file() {
+    let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_b.pipe");
+    let json =
+        |compiled: &Compiled| show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths);
+    let from = |text: &str| {
+        let given = given::read("order.json", text).unwrap();
+        let mut spec = replan(&spec, 2, given.schedule(), Cut::Balanced);
+        spec.pipeline.given = Some(given);
+        compile(&spec, &origins).unwrap()
+    };
+    for (slices, balance) in [(4, 0), (5, 100)] {
+        let mut spec = replan(&spec, 2, svpp(1, slices, WeightGrads::Split), Cut::Balanced);
+        spec.pipeline.balance = balance;
+        let written = compile(&spec, &origins).unwrap();
+        let text = json(&written);
+        assert_eq!(text.contains(r#""lengths":[5,5,5,4,5]"#), balance > 0);
+        let read = from(&text);
+        assert_eq!(print(&read.program), print(&written.program));
+        // Other lengths by hand, and back again.
+        let lengths = if slices == 4 { "[9,8,6,1]" } else { "[8,7,5,2,2]" };
+        let entry = format!(r#""lengths":{lengths}"#);
+        let mut file: ScheduleFile = serde_json::from_str(&text).unwrap();
+        file.lengths = serde_json::from_str(lengths).unwrap();
+        let changed = from(&serde_json::to_string(&file).unwrap());
+        assert_eq!(Some(&changed.plan.lengths), file.lengths.as_ref());
+        assert!(json(&changed).contains(&entry));
+        assert_eq!(print(&from(&json(&changed)).program), print(&changed.program));
     }
 }
 
@@ -87,7 +119,8 @@ fn replicas_share_an_order() {
     assert!(most(&scarce) <= memory);
 
     let written = compile(&scarce, &origins).unwrap();
-    let given = given::read("order.json", &show::schedule_json(&written.replica, &written.order)).unwrap();
+    let json = show::schedule_json(&written.replica, &written.order, &written.plan.lengths);
+    let given = given::read("order.json", &json).unwrap();
     let mut spec = replicated(given.schedule());
     spec.cluster = scarce.cluster;
     spec.pipeline.given = Some(given);

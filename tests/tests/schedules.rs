@@ -1,7 +1,9 @@
 //! Training gives the same losses under every schedule: sliced, split, forth and back, in two directions.
 
+use pipec_compiler::schedule::{Step, given};
 use pipec_compiler::spec::{Cut, InFlight, OptimizerState, Resolution, Schedule, Spec, WeightGrads};
-use pipec_tests::{Kind, losses, replan, resolve, resolve_text};
+use pipec_program::{Instruction, Work};
+use pipec_tests::{Kind, compile, losses, replan, resolve, resolve_text};
 
 /// The largest relative difference.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
@@ -90,6 +92,54 @@ fn schedules_in_two_directions_agree() {
     }
 }
 
+/// A pair is one call, and computes to the bit what its passes compute one after the other; each half has its own seed.
+#[test]
+fn pairs_compute_what_their_passes_compute() {
+    let model = "use std::clusters::local
+        model small {
+            tokens = input(token, [seq])
+            targets = input(token, [seq])
+            x = dropout(embedding(tokens, vocab: 32, dim: 16), p: 0.1)
+            repeat 6 {
+                h = layer_norm(x)
+                x = x + dropout(linear(gelu(linear(h, 32)), 16), p: 0.2)
+            }
+            loss = cross_entropy(linear(x, 32), targets)
+        }
+        train {
+            seq: 8, global_batch: 12, micro_batch: 1, precision: f32
+            optimizer: adamw { lr: 1e-2 }
+            data: formula
+        }
+        pipeline { model: small, cluster: local { devices: 2 }, schedule: dualpipe_v }";
+    let Resolution { spec, origins, .. } = resolve_text(model);
+    for (devices, schedule) in [(2, Schedule::DualPipeV), (2, Schedule::DualPipe), (4, Schedule::DualPipe)] {
+        let spec = replan(&spec, devices, schedule, Cut::Balanced);
+        let compiled = compile(&spec, &origins).unwrap_or_else(|error| panic!("{error:?}"));
+        let steps = compiled.schedule.devices.values().flatten();
+        let pairs = steps.filter(|step| matches!(step, Step::Pair { .. })).count();
+        let instructions = compiled.program.queues.values().flat_map(|queue| &queue.instructions);
+        let is_pair = |instruction: &&Instruction| match instruction {
+            Instruction::Run { work, .. } => matches!(work, Work::Pair(_)),
+            _ => false,
+        };
+        assert_eq!(instructions.filter(is_pair).count(), pairs);
+        assert!(pairs > 0, "{schedule:?} on {devices}");
+        // The same order with the pairs taken apart.
+        let text = pipec::show::schedule_json(&compiled.replica, &compiled.order);
+        let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
+        file.as_object_mut().and_then(|file| file.remove("pairs")).expect("the file has pairs");
+        let given = given::read("apart.json", &file.to_string()).unwrap();
+        let mut apart = spec.clone();
+        apart.pipeline.schedule = given.schedule();
+        apart.pipeline.given = Some(given);
+        for kind in [Kind::Reference, Kind::Cpu] {
+            let found = losses(&spec, &origins, kind, 3);
+            assert_eq!(found, losses(&apart, &origins, kind, 3), "{schedule:?} on {devices}, {kind:?}");
+        }
+    }
+}
+
 /// Windows bound the prefix that a slice reads; dropout draws the same numbers slice by slice; learned positions go on.
 #[test]
 fn slices_of_every_op_agree() {
@@ -128,6 +178,17 @@ fn slices_of_every_op_agree() {
             assert!(apart < 1e-6, "{mask}, {slices} slices, balance {balance}: {apart:e}");
         }
     }
+}
+
+/// The tokens of a micro-batch of odd length start where no number of eight bytes could.
+#[test]
+fn sequences_of_odd_length_train() {
+    let Resolution { mut spec, origins, .. } = resolve("examples/reference/tiny_a.pipe");
+    (spec.train.seq, spec.train.micro_batch, spec.train.global_batch) = (13, 1, 16);
+    let spec = replan(&spec, 2, Schedule::OneFOneB, Cut::Balanced);
+    let (cpu, reference) =
+        (losses(&spec, &origins, Kind::Cpu, 1), losses(&spec, &origins, Kind::Reference, 1));
+    assert!(distance(&cpu, &reference) < 1e-6, "{cpu:?} {reference:?}");
 }
 
 /// The same plan for several replicas.

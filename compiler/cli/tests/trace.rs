@@ -3,8 +3,9 @@
 #[path = "../../program/tests/programs/mod.rs"]
 mod programs;
 
-use pipec::show::{Named, trace};
-use pipec_program::{Category, Costs, Timeline, Verified, simulate};
+use pipec::show::{Named, Scale, grid, json, svg, timeline_from_json, trace};
+use pipec_program::cost::{self, DeviceProfile, FunctionProfile, Profile};
+use pipec_program::{BytesPerSecond, Category, Cost, Costs, Nanos, Timeline, Verified, simulate};
 use programs::*;
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
@@ -119,16 +120,64 @@ fn several_timelines_have_processes_of_their_own() {
     check(&trace(&program, &both), 2 * program.devices.len(), 2 * program.queues.len());
 }
 
+/// A pair is one event of one name in every picture, and one function of a profile.
+#[test]
+fn a_pair_is_one_event() {
+    let (program, _) =
+        pipec_program::text::parse(include_str!("../../../tests/programs/pair.pprog")).unwrap();
+    let program = pipec_program::verify(program).unwrap();
+    let mut costs = Profile::default();
+    let mut functions = BTreeMap::new();
+    for function in program.functions.values() {
+        let Cost { flops, traffic } = cost::function(function);
+        let time = Nanos(if function.pair.is_some() { 25 } else { 10 });
+        functions.insert(function.name.clone(), FunctionProfile { time, flops, traffic });
+    }
+    costs.devices.insert(
+        "cpu".to_owned(),
+        DeviceProfile {
+            functions,
+            overhead: Nanos::ZERO,
+            message_latency: Nanos::ZERO,
+            message_bandwidth: BytesPerSecond(u64::MAX),
+            memory_bandwidth: BytesPerSecond(u64::MAX),
+        },
+    );
+    let timeline = simulate(&program, &Costs::measured(&program, &costs).unwrap());
+    let named = [Named { name: "simulated", timeline: &timeline }];
+    let text = trace(&program, &named);
+    check(&text, 2, 8);
+    let document: Value = serde_json::from_str(&text).unwrap();
+    let name = "F g1.m2.i0 + BW g1.m0.i0";
+    let events = document["traceEvents"].as_array().unwrap();
+    let events: Vec<&Value> = events.iter().filter(|event| event["name"] == name).collect();
+    assert_eq!(events.len(), 1);
+    assert_eq!(nanos(&events[0]["dur"]), Some(25));
+    assert_eq!(events[0]["cat"], "forward + backward");
+    assert_eq!(events[0]["args"]["forward"], "g1.m2.i0");
+    assert_eq!(events[0]["args"]["backward"], "g1.m0.i0");
+    let unit = simulate(&program, &Costs::unit(&program));
+    let named = [Named { name: "simulated", timeline: &unit }];
+    let picture = grid(&program, &named, Scale::Unit);
+    assert!(picture.contains("F2+B0-") && picture.contains("F+B forward + backward"), "{picture}");
+    let picture = svg(&program, &named);
+    assert!(picture.contains(name) && picture.contains(">2+0<"), "{picture}");
+    let read = timeline_from_json(&program, &json(&program, &timeline)).unwrap();
+    assert_eq!(read, timeline);
+}
+
 #[test]
 fn the_command_writes_one() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
-    let output = std::process::Command::new(env!("CARGO_BIN_EXE_pipec"))
-        .args(["show", "examples/tiny.pipe", "--format", "trace"])
-        .current_dir(root)
-        .output()
-        .unwrap();
-    assert!(output.status.success());
-    let text = String::from_utf8(output.stdout).unwrap();
-    // Of each device compute and, for the norm of gradients, collectives; to each neighbour a send and a receive.
-    check(&text, 4, 4 * 2 + 6 * 2);
+    for file in ["examples/tiny.pipe", "examples/sliced.pipe"] {
+        let output = std::process::Command::new(env!("CARGO_BIN_EXE_pipec"))
+            .args(["show", file, "--format", "trace"])
+            .current_dir(root)
+            .output()
+            .unwrap();
+        assert!(output.status.success());
+        let text = String::from_utf8(output.stdout).unwrap();
+        // Of each device compute and, for the norm of gradients, collectives; to each neighbour a send and a receive.
+        check(&text, 4, 4 * 2 + 6 * 2);
+    }
 }

@@ -1,5 +1,5 @@
-//! Functions: straight-line kernel lists over byte regions, one per distinct (stage shape, pass, slice shape), called
-//! many times.
+//! Functions: straight-line kernel lists over byte regions, one per distinct (stage shape, pass, slice shape), or two of
+//! these in a pair, called many times.
 //!
 //! A function sees a few *regions* (its [`Param`]s: the weights of a stage, the saved activations of a unit, a message,
 //! a workspace) and names typed [`Value`]s inside them. So a call carries a handful of views however many layers a
@@ -23,8 +23,20 @@ pub struct Function {
     pub params: IdVec<ParamId, Param>,
     /// The scalars of a call, in argument order.
     pub scalars: IdVec<ScalarId, Scalar>,
+    /// Where the backward half begins, in a function of a pair; none in all others.
+    pub pair: Option<Halves>,
     /// What it does.
     pub body: Body,
+}
+
+/// How the regions and scalars of a function of a pair are divided: those before belong to the forward pass, these and
+/// those after to the backward pass. Only workspace may serve both; no kernel takes anything of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Halves {
+    /// The first region of the backward pass.
+    pub region: ParamId,
+    /// The first scalar of the backward pass.
+    pub scalar: ScalarId,
 }
 
 /// What a function does.

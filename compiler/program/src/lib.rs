@@ -28,7 +28,7 @@ pub mod verify;
 
 pub use cost::{Cost, Costs, Profile, ProfileError};
 pub use entity::Entity;
-pub use function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
+pub use function::{Access, Body, Function, Halves, Param, Scalar, ScalarType, Value};
 pub use id::{
     BufferId, ChannelId, DeviceId, FunctionId, GroupId, IdVec, LinkId, MicroBatch, ParamId, ParameterId,
     QueueId, ScalarId, Slice, StageId, ValueId,
@@ -38,8 +38,8 @@ pub use kernel::{
 };
 pub use program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
-    LearningRate, Link, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading, ReadingKind,
-    Shared, Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
+    LearningRate, Link, Pair, Parameter, Pass, Placed, Position, Program, Queue, QueueKind, Reading,
+    ReadingKind, Shared, Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
 };
 pub use simulate::{Event, Timeline, simulate};
 pub use tensor::{DType, Shape, TensorType};

@@ -606,6 +606,9 @@ pub enum Instruction {
     },
 }
 
+// A program has many instructions: what is rare is boxed.
+const _: () = assert!(size_of::<Instruction>() <= 56);
+
 /// A number of instructions of a queue, counted from its start in a step.
 pub type Position = u32;
 
@@ -629,7 +632,8 @@ pub enum StepInput {
     Step,
     /// One over the number of counted tokens of the global batch, real.
     LossScale,
-    /// `at(at(seed, step), micro_batch)` of the call's unit by SplitMix64, an integer: the seed of dropout.
+    /// `at(at(seed, step), micro_batch)` of the call's unit by SplitMix64, an integer: the seed of dropout. In a pair the
+    /// unit is that of the half which the scalar belongs to.
     Seed,
 }
 
@@ -657,14 +661,41 @@ impl StepInput {
 }
 
 /// What an instruction does for the step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Work {
     /// A pass of a unit: `F g2.m3.i0`.
     Pass(Pass, Unit),
+    /// A forward and a backward pass in one call: `F g2.m3.i0 + BW g5.m1.i0`. In a box, so that the many instructions that
+    /// are no pair do not grow by a second unit.
+    Pair(Box<Pair>),
     /// Work on all parameters of a stage, once a step: `update g1`.
     Stage(StepWork, StageId),
     /// Work for the whole model, once a step: `clip`.
     Step(StepWork),
+}
+
+impl Work {
+    /// The passes that it is: none, one, or the forward and then the backward pass of a pair.
+    pub fn passes(&self) -> impl Iterator<Item = (Pass, Unit)> + Clone + use<> {
+        let (first, second) = match self {
+            Self::Pass(pass, unit) => (Some((*pass, *unit)), None),
+            Self::Pair(pair) => (Some((Pass::F, pair.forward)), Some((pair.pass, pair.backward))),
+            Self::Stage(..) | Self::Step(_) => (None, None),
+        };
+        first.into_iter().chain(second)
+    }
+}
+
+/// A forward and a backward pass of two units in one call. What both need is there before it, and what both make is there
+/// after it; in between their kernels may run in any order that each of them allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Pair {
+    /// The unit of F.
+    pub forward: Unit,
+    /// The unit of the backward pass.
+    pub backward: Unit,
+    /// B or BW.
+    pub pass: Pass,
 }
 
 /// The pass of a unit.
@@ -743,10 +774,17 @@ impl fmt::Display for Unit {
     }
 }
 
+impl fmt::Display for Pair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "F {} + {} {}", self.forward, self.pass.name(), self.backward)
+    }
+}
+
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Pass(pass, unit) => write!(f, "{} {unit}", pass.name()),
+            Self::Pair(pair) => pair.fmt(f),
             Self::Stage(work, stage) => write!(f, "{} {stage}", work.name()),
             Self::Step(work) => f.write_str(work.name()),
         }

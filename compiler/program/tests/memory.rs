@@ -84,6 +84,7 @@ fn by_hand(category: Category, accesses: &[(Access, u64, u64)]) -> ArenaUse {
             name: format!("f{}", program.functions.len()),
             params: vec![param].into(),
             scalars: IdVec::new(),
+            pair: None,
             body: Body::Abstract { flops: Flops(10), traffic: Bytes::ZERO },
         });
         let view = View { buffer, offset: Bytes(start), bytes: Bytes(end - start) };

@@ -239,7 +239,7 @@ fn messages_pair_sends_with_receives() {
         let work = |(queue, position): (QueueId, u32)| match &program.queues[queue].instructions
             [position as usize]
         {
-            Instruction::Send { work, .. } | Instruction::Recv { work, .. } => *work,
+            Instruction::Send { work, .. } | Instruction::Recv { work, .. } => work.clone(),
             other => panic!("{other:?} is no side of a message"),
         };
         assert_eq!(work(message.send), work(message.recv));

@@ -78,6 +78,7 @@ impl Builder {
             name: name.to_owned(),
             params: IdVec::new(),
             scalars: scalars.iter().map(|&(name, ty)| Scalar { name: name.to_owned(), ty }).collect(),
+            pair: None,
             body: Body::Kernels { values: IdVec::new(), kernels: Vec::new() },
         };
         let mut values = IdVec::new();
@@ -135,7 +136,7 @@ impl Builder {
     ) -> Position {
         let (sender, position, view) = made;
         self.wait(sender.send, sender.compute, position);
-        self.push(sender.send, Instruction::Send { channel, view, work });
+        self.push(sender.send, Instruction::Send { channel, view, work: work.clone() });
         self.push(to.0.receive, Instruction::Recv { channel, view: to.1, work })
     }
 }
@@ -369,7 +370,7 @@ fn build(devices: u32, capacity: u32) -> Program {
     for m in 0..MICRO_BATCHES {
         let work = Work::Pass(Pass::F, unit(0, m));
         let views = [tokens_of(tokens, m), table.weight, x_made[m as usize]];
-        let made = b.run(q0.compute, forward0, &views, &[], work);
+        let made = b.run(q0.compute, forward0, &views, &[], work.clone());
         if let Some((forth, _)) = channels {
             arrived.push(b.message(forth, (q0, made, x_made[m as usize]), (q1, x[m as usize]), work));
         }
@@ -387,7 +388,7 @@ fn build(devices: u32, capacity: u32) -> Program {
         let work = Work::Pass(Pass::BW, unit(1, m));
         let views =
             [logits[i], tokens_of(targets, m), lse[i], x[i], head.weight, scratch, dx_made[i], head.gradient];
-        let made = b.run(q1.compute, backward1, &views, &[StepInput::LossScale], work);
+        let made = b.run(q1.compute, backward1, &views, &[StepInput::LossScale], work.clone());
         if let Some((_, back)) = channels {
             returned.push(b.message(back, (q1, made, dx_made[i]), (q0, dx[i]), work));
         }

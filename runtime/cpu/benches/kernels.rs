@@ -96,7 +96,7 @@ impl Call {
         let body = Body::Kernels { values: IdVec::new(), kernels: Vec::new() };
         let name = op.name().to_owned();
         Self {
-            function: Function { name, params: IdVec::new(), scalars: IdVec::new(), body },
+            function: Function { name, params: IdVec::new(), scalars: IdVec::new(), pair: None, body },
             values: IdVec::new(),
             kernel: Kernel { op, inputs: Vec::new(), outputs: Vec::new() },
             tokens_below: Vec::new(),

@@ -31,11 +31,19 @@ pub struct CpuDevice {
 /// A function as a list of bound kernels.
 struct CompiledFunction {
     name: String,
-    /// The sizes of the regions.
-    regions: Vec<usize>,
+    /// What the regions must be.
+    regions: Vec<Needed>,
     /// The regions of the present call; kept, so that a call allocates nothing.
     arguments: Arguments,
     steps: Vec<Step>,
+}
+
+/// What a region must be at least.
+#[derive(Clone, Copy, Debug)]
+struct Needed {
+    bytes: usize,
+    /// That of the widest elements of its values: tokens of a micro-batch of odd length start at any multiple of 4 bytes.
+    alignment: usize,
 }
 
 /// The regions of a call.
@@ -95,9 +103,12 @@ impl Device for CpuDevice {
             steps.push(Step { bound, inputs, outputs });
         }
         let mut regions = Vec::new();
-        for param in function.params.values() {
-            let bytes = usize::try_from(param.bytes.0);
-            regions.push(bytes.map_err(|_| unsupported(None, format!("a region of {}", param.bytes)))?);
+        for (id, param) in function.params.iter() {
+            let bytes = usize::try_from(param.bytes.0)
+                .map_err(|_| unsupported(None, format!("a region of {}", param.bytes)))?;
+            let inside = values.values().filter(|value| value.param == id);
+            let alignment = inside.map(|value| value.ty.dtype.bytes().0 as usize).max().unwrap_or(1);
+            regions.push(Needed { bytes, alignment });
         }
         let arguments = Arguments(Vec::with_capacity(regions.len()));
         self.functions.push(CompiledFunction { name: function.name.clone(), regions, arguments, steps });
@@ -116,8 +127,8 @@ impl Device for CpuDevice {
             .functions
             .get_mut(function.0 as usize)
             .ok_or_else(|| DeviceError::Failed(format!("function {} was never compiled", function.0)))?;
-        let fits = |(region, &bytes): (&Region<'_>, &usize)| {
-            region.len() >= bytes && region.as_ptr().align_offset(align_of::<f64>()) == 0
+        let fits = |(region, needed): (&Region<'_>, &Needed)| {
+            region.len() >= needed.bytes && region.as_ptr().align_offset(needed.alignment) == 0
         };
         if regions.len() != function.regions.len() || !regions.iter().zip(&function.regions).all(fits) {
             return Err(DeviceError::Failed(format!("regions that do not fit function `{}`", function.name)));

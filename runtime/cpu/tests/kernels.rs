@@ -76,6 +76,7 @@ fn run(device: &mut dyn Device, op: &Op, operands: &[Operand], scalars: &[Scalar
         name: "test".to_owned(),
         params,
         scalars: scalars.iter().map(scalar).collect(),
+        pair: None,
         body: Body::Kernels { values, kernels: vec![kernel] },
     };
     let starts: Vec<Bytes> = operands

@@ -58,7 +58,7 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
         Emit::Kernels => stages.forms,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
-        Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order),
+        Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths),
         Emit::TorchCsv => super::schedule::torch_csv(
             &compiled.replica,
             &compiled.order,

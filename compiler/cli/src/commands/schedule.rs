@@ -234,7 +234,7 @@ fn sizes(
             "W" => file.costs.weight = table,
             "BW" => file.costs.backward = table,
             "R" => file.costs.recompute = table,
-            "overlap" => file.costs.overlap = table,
+            "FB" => file.costs.pair = table,
             "comm" => file.costs.comm = Some(value),
             "wparts" if (1.0..=1000.0).contains(&value) && value.fract() == 0.0 => {
                 file.costs.wparts = Some(value as u16);
@@ -244,7 +244,7 @@ fn sizes(
             }
             _ => {
                 let message =
-                    format!("there is no cost `{name}`: they are F, B, W, BW, R, overlap, comm and wparts");
+                    format!("there is no cost `{name}`: they are F, B, W, BW, R, FB, comm and wparts");
                 return Err(Failure::usage(reporter, message));
             }
         }

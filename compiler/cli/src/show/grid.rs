@@ -36,7 +36,7 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
                 .collect::<Vec<_>>()
         })
     };
-    let all: Vec<(&Row, Vec<Vec<Mark>>)> =
+    let all: Vec<(&Row, Vec<Vec<Mark<'_>>>)> =
         rows.iter().map(|row| (row, drawn(row.device).collect())).collect();
     let longest = all
         .iter()
@@ -93,13 +93,19 @@ pub fn grid(program: &Program, timelines: &[Named<'_>], scale: Scale) -> String 
 }
 
 /// Whether a mark has a place: a whole column, or any time at all where it is more than a fill or a copy.
-fn is_drawn(mark: &Mark, column: impl Fn(Nanos) -> usize) -> bool {
+fn is_drawn(mark: &Mark<'_>, column: impl Fn(Nanos) -> usize) -> bool {
     let aside = matches!(mark.kind, Kind::Fill | Kind::Copy);
     mark.event.end > mark.event.start && (!aside || column(mark.event.end) > column(mark.event.start))
 }
 
 /// The line of one device.
-fn line(marks: &[Mark], row: &Row, sliced: bool, columns: usize, column: impl Fn(Nanos) -> usize) -> String {
+fn line(
+    marks: &[Mark<'_>],
+    row: &Row,
+    sliced: bool,
+    columns: usize,
+    column: impl Fn(Nanos) -> usize,
+) -> String {
     let mut line = vec!['.'; columns];
     for mark in marks.iter().filter(|mark| is_drawn(mark, &column)) {
         let start = column(mark.event.start).min(columns - 1);

@@ -26,6 +26,14 @@ const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 560.0;
 /// The frame of the axes: left, top, right, bottom.
 const FRAME: [f64; 4] = [70.0, 50.0, 700.0, 500.0];
+/// Of a point.
+const RADIUS: f64 = 3.0;
+/// Width of a digit of a label, and its height.
+const DIGIT: f64 = 5.4;
+const CAPITAL: f64 = 7.0;
+/// Where the axes have lines, as far as they reach.
+const MEMORY_TICKS: [f64; 11] = [0.05, 0.1, 0.125, 0.15, 0.2, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0];
+const IDLE_TICKS: [f64; 10] = [0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5, 1.0];
 const COLOURS: [&str; 5] = ["#1b6ca8", "#2a9d5c", "#c77d0a", "#a83279", "#6a5acd"];
 
 /// The plot; both axes are logarithmic.
@@ -47,7 +55,7 @@ pub fn memory_plot(title: &str, points: &[Point], curves: &[Curve]) -> String {
         FRAME[0]
     );
     let mut add = |line: std::fmt::Arguments<'_>| writeln!(svg, "{line}").expect("text takes all writes");
-    for tick in x.ticks() {
+    for tick in x.ticks(&MEMORY_TICKS) {
         let at = x.at(tick);
         add(format_args!(
             "<line x1=\"{at:.1}\" y1=\"{}\" x2=\"{at:.1}\" y2=\"{}\" stroke=\"#ddd\"/>",
@@ -58,7 +66,7 @@ pub fn memory_plot(title: &str, points: &[Point], curves: &[Curve]) -> String {
             FRAME[3] + 16.0
         ));
     }
-    for tick in y.ticks() {
+    for tick in y.ticks(&IDLE_TICKS) {
         let at = y.at(tick);
         add(format_args!(
             "<line x1=\"{}\" y1=\"{at:.1}\" x2=\"{}\" y2=\"{at:.1}\" stroke=\"#ddd\"/>",
@@ -85,6 +93,7 @@ pub fn memory_plot(title: &str, points: &[Point], curves: &[Curve]) -> String {
             let (x, y) = (x.at(*memory), y.at(*bubble));
             path += &if position == 0 { format!("M{x:.1} {y:.1}") } else { format!(" H{x:.1} V{y:.1}") };
         }
+        path += &format!(" H{}", FRAME[2]);
         add(format_args!("<path d=\"{path}\" fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.6\"/>"));
         let at = FRAME[1] + 14.0 * index as f64;
         add(format_args!(
@@ -93,15 +102,11 @@ pub fn memory_plot(title: &str, points: &[Point], curves: &[Curve]) -> String {
             curve.name
         ));
     }
+    let places: Vec<(f64, f64)> =
+        points.iter().map(|point| (x.at(point.memory), y.at(point.bubble))).collect();
     for (index, point) in points.iter().enumerate() {
-        let (cx, cy) = (x.at(point.memory), y.at(point.bubble));
-        add(format_args!("<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"3\" fill=\"#333\"/>"));
-        add(format_args!(
-            "<text x=\"{:.1}\" y=\"{:.1}\" font-size=\"9\">{}</text>",
-            cx + 4.0,
-            cy - 3.0,
-            index + 1
-        ));
+        let (cx, cy) = places[index];
+        add(format_args!("<circle cx=\"{cx:.1}\" cy=\"{cy:.1}\" r=\"{RADIUS}\" fill=\"#333\"/>"));
         let at = FRAME[1] + 14.0 * (curves.len() + 1 + index) as f64;
         add(format_args!(
             "<text x=\"{}\" y=\"{at:.1}\">{} {}</text>",
@@ -110,7 +115,66 @@ pub fn memory_plot(title: &str, points: &[Point], curves: &[Curve]) -> String {
             point.name
         ));
     }
+    for Label { text, left, base, width: _ } in labels(&places) {
+        // A seam of white keeps it readable over lines.
+        add(format_args!(
+            "<text x=\"{left:.1}\" y=\"{base:.1}\" font-size=\"9\" stroke=\"white\" stroke-width=\"2.5\" \
+             paint-order=\"stroke\">{text}</text>"
+        ));
+    }
     svg + "</svg>\n"
+}
+
+/// The numbers of points that lie upon each other.
+struct Label {
+    text: String,
+    left: f64,
+    /// The line that the digits stand on.
+    base: f64,
+    width: f64,
+}
+
+/// Labels of points by their places: one for all that lie within a circle of each other, where it covers no other point
+/// and no other label, if there is such a side.
+fn labels(places: &[(f64, f64)]) -> Vec<Label> {
+    let mut groups: Vec<Vec<usize>> = Vec::new();
+    for (index, place) in places.iter().enumerate() {
+        let near = |other: &usize| {
+            (places[*other].0 - place.0).abs() < RADIUS && (places[*other].1 - place.1).abs() < 3.0 * RADIUS
+        };
+        match groups.iter_mut().find(|group| group.iter().any(near)) {
+            Some(group) => group.push(index),
+            None => groups.push(vec![index]),
+        }
+    }
+    let mut labels: Vec<Label> = Vec::new();
+    for group in groups {
+        let text = group.iter().map(|index| (index + 1).to_string()).collect::<Vec<_>>().join(", ");
+        let width = DIGIT * text.len() as f64;
+        let (x, y) = places[group[0]];
+        let sides = [
+            (x + RADIUS + 1.0, y - RADIUS),
+            (x - RADIUS - 1.0 - width, y - RADIUS),
+            (x + RADIUS + 1.0, y + RADIUS + CAPITAL),
+            (x - RADIUS - 1.0 - width, y + RADIUS + CAPITAL),
+        ];
+        let free = |&(left, base): &(f64, f64)| {
+            let over_point = |(px, py): &(f64, f64)| {
+                left < px + RADIUS
+                    && px - RADIUS < left + width
+                    && base - CAPITAL < py + RADIUS
+                    && py - RADIUS < base
+            };
+            let over_label = |other: &Label| {
+                let apart = left > other.left + other.width || other.left > left + width;
+                !apart && (base - other.base).abs() < CAPITAL + 1.0
+            };
+            left + width < FRAME[2] && !places.iter().any(over_point) && !labels.iter().any(over_label)
+        };
+        let (left, base) = sides.into_iter().find(free).unwrap_or(sides[0]);
+        labels.push(Label { text, left, base, width });
+    }
+    labels
 }
 
 /// A logarithmic axis.
@@ -140,9 +204,8 @@ impl Axis {
         self.start + share * (self.end - self.start)
     }
 
-    fn ticks(&self) -> impl Iterator<Item = f64> {
-        const TICKS: [f64; 14] =
-            [0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.125, 0.2, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0];
-        TICKS.into_iter().filter(|tick| (self.low..=self.high).contains(tick))
+    /// Those of the values that lie on the axis.
+    fn ticks(&self, values: &'static [f64]) -> impl Iterator<Item = f64> {
+        values.iter().copied().filter(|tick| (self.low..=self.high).contains(tick))
     }
 }

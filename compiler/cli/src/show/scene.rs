@@ -10,6 +10,8 @@ use pipec_program::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Pass(Pass),
+    /// A forward pass with this one.
+    Pair(Pass),
     Step(StepWork),
     Fill,
     Copy,
@@ -26,6 +28,7 @@ impl Kind {
             Self::Pass(Pass::B | Pass::BW) => "B",
             Self::Pass(Pass::W) => "W",
             Self::Pass(Pass::R) => "R",
+            Self::Pair(_) => "F+B",
             Self::Step(StepWork::Tie) => "T",
             Self::Step(StepWork::Norm) => "N",
             Self::Step(StepWork::Clip) => "C",
@@ -46,6 +49,8 @@ impl Kind {
             Self::Pass(Pass::BW) => "backward",
             Self::Pass(Pass::W) => "backward, weights",
             Self::Pass(Pass::R) => "recompute",
+            Self::Pair(Pass::B) => "forward + backward, inputs",
+            Self::Pair(Pass::BW | Pass::F | Pass::W | Pass::R) => "forward + backward",
             Self::Step(StepWork::Tie) => "tie",
             Self::Step(StepWork::Norm) => "norm",
             Self::Step(StepWork::Clip) => "clip",
@@ -61,18 +66,18 @@ impl Kind {
 
 /// An event that is drawn.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Mark {
+pub(super) struct Mark<'a> {
     pub(super) event: Event,
     pub(super) kind: Kind,
     /// What a pass belongs to, or what a message carries.
-    pub(super) work: Option<Work>,
+    pub(super) work: Option<&'a Work>,
 }
 
 /// A lane of a device: a queue.
 #[derive(Clone, Debug)]
-pub(super) struct Lane {
+pub(super) struct Lane<'a> {
     pub(super) kind: QueueKind,
-    pub(super) marks: Vec<Mark>,
+    pub(super) marks: Vec<Mark<'a>>,
 }
 
 /// A device.
@@ -115,8 +120,8 @@ pub(super) fn rows(program: &Program) -> Vec<Row> {
     let mut rows: Vec<Row> = program.devices.ids().map(|device| Row { device, stages: Vec::new() }).collect();
     for queue in program.queues.values() {
         for instruction in &queue.instructions {
-            if let Instruction::Run { work: Work::Pass(_, unit), .. } = instruction {
-                rows[queue.device.index()].stages.push(unit.stage);
+            if let Instruction::Run { work, .. } = instruction {
+                rows[queue.device.index()].stages.extend(work.passes().map(|(_, unit)| unit.stage));
             }
         }
     }
@@ -128,7 +133,7 @@ pub(super) fn rows(program: &Program) -> Vec<Row> {
 }
 
 /// The lanes of a device in the order of its queues.
-pub(super) fn lanes(program: &Program, timeline: &Timeline, device: DeviceId) -> Vec<Lane> {
+pub(super) fn lanes<'a>(program: &'a Program, timeline: &Timeline, device: DeviceId) -> Vec<Lane<'a>> {
     let queues = program.queues.iter().filter(|(_, queue)| queue.device == device);
     queues
         .map(|(id, queue)| {
@@ -141,15 +146,16 @@ pub(super) fn lanes(program: &Program, timeline: &Timeline, device: DeviceId) ->
         .collect()
 }
 
-fn mark(event: Event, instruction: &Instruction) -> Option<Mark> {
+fn mark(event: Event, instruction: &Instruction) -> Option<Mark<'_>> {
     let (kind, work) = match instruction {
         Instruction::Run { work, .. } => match work {
-            Work::Pass(pass, _) => (Kind::Pass(*pass), Some(*work)),
-            Work::Stage(step, _) | Work::Step(step) => (Kind::Step(*step), Some(*work)),
+            Work::Pass(pass, _) => (Kind::Pass(*pass), Some(work)),
+            Work::Pair(pair) => (Kind::Pair(pair.pass), Some(work)),
+            Work::Stage(step, _) | Work::Step(step) => (Kind::Step(*step), Some(work)),
         },
-        Instruction::Send { work, .. } => (Kind::Send, Some(*work)),
-        Instruction::Recv { work, .. } => (Kind::Recv, Some(*work)),
-        Instruction::Reduce { work, .. } => (Kind::Reduce, Some(*work)),
+        Instruction::Send { work, .. } => (Kind::Send, Some(work)),
+        Instruction::Recv { work, .. } => (Kind::Recv, Some(work)),
+        Instruction::Reduce { work, .. } => (Kind::Reduce, Some(work)),
         Instruction::Copy { .. } => (Kind::Copy, None),
         Instruction::Fill { .. } => (Kind::Fill, None),
         Instruction::Wait { .. } => return None,
@@ -157,35 +163,41 @@ fn mark(event: Event, instruction: &Instruction) -> Option<Mark> {
     Some(Mark { event, kind, work })
 }
 
-impl Mark {
-    /// The unit of a pass, or of the pass that made a message.
-    pub(super) fn unit(&self) -> Option<Unit> {
-        match self.work {
-            Some(Work::Pass(_, unit)) => Some(unit),
-            Some(Work::Stage(..) | Work::Step(_)) | None => None,
-        }
+impl Mark<'_> {
+    /// The passes that it is, or that made a message.
+    pub(super) fn passes(&self) -> impl Iterator<Item = (Pass, Unit)> {
+        self.work.into_iter().flat_map(Work::passes)
     }
 
     /// Whether it belongs to a backward pass.
     pub(super) fn is_backward(&self) -> bool {
-        match self.work {
-            Some(Work::Pass(pass, _)) => match pass {
-                Pass::B | Pass::BW | Pass::W => true,
-                Pass::F | Pass::R => false,
-            },
-            Some(Work::Stage(..) | Work::Step(_)) | None => false,
-        }
+        self.passes().any(|(pass, _)| match pass {
+            Pass::B | Pass::BW | Pass::W => true,
+            Pass::F | Pass::R => false,
+        })
     }
 
-    /// The label of its box: `F3`, with slices `F3.1`, on a device of several chunks `F3b`; `U` for an update.
+    /// The label of its box: `F3`, with slices `F3.1`, on a device of several chunks `F3b`; `F3+B1b` for a pair, `U` for
+    /// an update.
     pub(super) fn label(&self, row: &Row, sliced: bool) -> String {
-        let letter = self.kind.letter();
-        match self.unit() {
-            Some(unit) if sliced => {
-                format!("{letter}{}.{}{}", unit.micro_batch.0, unit.slice.0, row.letter(unit.stage))
-            }
-            Some(unit) => format!("{letter}{}{}", unit.micro_batch.0, row.letter(unit.stage)),
-            None => letter.to_owned(),
+        let of = |kind: Kind, unit: Unit| {
+            let slice = if sliced { format!(".{}", unit.slice.0) } else { String::new() };
+            format!("{}{}{slice}{}", kind.letter(), unit.micro_batch.0, row.letter(unit.stage))
+        };
+        let mut labels = self.passes().map(|(pass, unit)| match self.kind {
+            Kind::Pair(_) => of(Kind::Pass(pass), unit),
+            Kind::Pass(_)
+            | Kind::Step(_)
+            | Kind::Fill
+            | Kind::Copy
+            | Kind::Send
+            | Kind::Recv
+            | Kind::Reduce => of(self.kind, unit),
+        });
+        match (labels.next(), labels.next()) {
+            (None, _) => self.kind.letter().to_owned(),
+            (Some(label), None) => label,
+            (Some(first), Some(second)) => format!("{first}+{second}"),
         }
     }
 }

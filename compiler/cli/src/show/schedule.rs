@@ -3,10 +3,14 @@
 
 use pipec_compiler::schedule::{Problem, Report, Scale, Schedule, ScheduleFile, execute};
 
-/// A schedule and what it is made for as JSON, times in nanoseconds and memory in the units of the problem.
-pub fn schedule_json(problem: &Problem, schedule: &Schedule) -> String {
+/// A schedule and what it is made for as JSON, times in nanoseconds and memory in the units of the problem. `lengths` are the
+/// tokens of each slice.
+pub fn schedule_json(problem: &Problem, schedule: &Schedule, lengths: &[u64]) -> String {
     let scale = Scale { time: 1.0, memory: 1.0 };
-    let file = ScheduleFile::of(problem, scale);
+    let mut file = ScheduleFile::of(problem, scale);
+    if lengths.windows(2).any(|pair| pair[0] != pair[1]) {
+        file.lengths = Some(lengths.to_vec());
+    }
     // A compiled schedule has been executed, so that it ends.
     let execution = execute(problem, schedule, |step| problem.duration(step));
     let file = match execution {

@@ -160,6 +160,10 @@ fn details(program: &Program, instruction: &Instruction) -> BTreeMap<&'static st
             args.insert("micro_batch", Detail::Number(unit.micro_batch.0.into()));
             args.insert("slice", Detail::Number(unit.slice.0.into()));
         }
+        Some(Work::Pair(pair)) => {
+            args.insert("forward", Detail::Text(pair.forward.to_string()));
+            args.insert("backward", Detail::Text(pair.backward.to_string()));
+        }
         Some(Work::Stage(_, stage)) => {
             args.insert("stage", Detail::Number(stage.0.into()));
         }

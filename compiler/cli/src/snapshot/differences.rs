@@ -6,7 +6,7 @@
 use super::text::grouped;
 use super::{Arena, Order, PassName, Snapshot, Stage, arena_name};
 use crate::show::{Table, percent};
-use pipec_program::{Bytes, Category, DeviceId, StageId};
+use pipec_program::{Bytes, Category, DeviceId, Pass, StageId, Unit};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The most moved passes that are named for a device, and the most lines that are shown of a program.
@@ -72,7 +72,9 @@ fn order(before: &Order, after: &Order) -> String {
         // Passes of one kind and stage come and go together; each group is one line.
         let mut groups: BTreeMap<String, usize> = BTreeMap::new();
         let mut count = |pass: &PassName, what: String| {
-            *groups.entry(format!("{} of {} {what}", pass.pass.name(), pass.unit.stage)).or_default() += 1;
+            let of = |(pass, unit): (Pass, Unit)| format!("{} of {}", pass.name(), unit.stage);
+            let names: Vec<String> = pass.passes().map(of).collect();
+            *groups.entry(format!("{} {what}", names.join(" + "))).or_default() += 1;
         };
         for pass in old.iter().filter(|pass| home_after.get(pass) != Some(&device)) {
             match home_after.get(pass) {

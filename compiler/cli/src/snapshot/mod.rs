@@ -26,7 +26,7 @@ use crate::show;
 use pipec_program::memory::memory;
 use pipec_program::simulate::{device_use, instruction_name};
 use pipec_program::{
-    Bytes, Category, Costs, DeviceId, Instruction, Nanos, QueueKind, Space, StageId, Verified, Work, simulate,
+    Bytes, Category, Costs, DeviceId, Instruction, Nanos, QueueKind, Space, StageId, Verified, simulate,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -78,7 +78,7 @@ pub struct Order {
     /// The stages.
     pub stages: BTreeMap<StageId, Stage>,
     /// The passes of each device, each with the moment of its start where a forward pass takes one unit of time, a whole
-    /// backward pass two, a part of one one, and everything else nothing.
+    /// backward pass two, a part of one one, a pair both, and everything else nothing.
     pub passes: BTreeMap<DeviceId, Vec<(u64, PassName)>>,
 }
 
@@ -173,9 +173,14 @@ fn order(program: &Verified) -> Order {
         let passes = order.passes.entry(queue.device).or_default();
         for event in timeline.queue(id) {
             let instruction = queue.instructions.get(event.position as usize);
-            if let Some(Instruction::Run { work: Work::Pass(pass, unit), .. }) = instruction {
-                devices.entry(unit.stage).or_default().insert(queue.device);
-                passes.push((event.start.0, PassName { pass: *pass, unit: *unit }));
+            let Some(Instruction::Run { work, .. }) = instruction else { continue };
+            let mut of_work = work.passes();
+            if let Some((pass, unit)) = of_work.next() {
+                let name = PassName { pass, unit, with: of_work.next() };
+                for (_, unit) in name.passes() {
+                    devices.entry(unit.stage).or_default().insert(queue.device);
+                }
+                passes.push((event.start.0, name));
             }
         }
     }

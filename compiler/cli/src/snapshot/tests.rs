@@ -52,10 +52,12 @@ fn what_is_no_snapshot_is_told_by_line() {
 
 #[test]
 fn names_of_passes() {
-    for name in ["F0.0", "BW12.3", "B1.2.3", "W0.0.1", "R7.0"] {
+    for name in ["F0.0", "BW12.3", "B1.2.3", "W0.0.1", "R7.0", "F0.7+BW2.5"] {
         assert_eq!(PassName::parse(name).map(|pass| pass.to_string()).as_deref(), Some(name));
     }
-    for name in ["", "F", "0.0", "F0", "F0.0.0.0", "F0.x", "Q0.0", "F-1.0", "F99999999999.0"] {
+    for name in
+        ["", "F", "0.0", "F0", "F0.0.0.0", "F0.x", "Q0.0", "F-1.0", "F99999999999.0", "F0.0+", "+F0.0"]
+    {
         assert_eq!(PassName::parse(name), None, "{name}");
     }
 }

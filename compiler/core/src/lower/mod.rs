@@ -122,7 +122,7 @@ pub fn lower(
         execute(&problem, schedule, |step| problem.duration(step)).map_err(LowerError::Deadlock)?;
     let parameters = spec.model.parameters.len();
     let shards = shards(&spec.train, &spec.model, plan, stages);
-    let functions = FunctionTable::new(&spec.train, plan, stages, &shards, parameters);
+    let functions = FunctionTable::new(&spec.train, plan, stages, schedule, &shards, parameters);
     let (mut wires, devices) = Wires::new(&spec.cluster, plan.devices.len());
     let batch = Batch {
         micro_batches: plan.micro_batches,

@@ -5,13 +5,13 @@ use super::functions::{Region, StageFunction};
 use super::lifetimes::{Held, Lifetimes, Message};
 use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
-use super::table::FunctionTable;
+use super::table::{self, FunctionTable, PairKey};
 use crate::plan::Plan;
 use crate::schedule::{Schedule, Step};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
-    Argument, Bytes, ChannelId, DType, DeviceId, FunctionId, GroupId, Instruction, Pass, Position, QueueKind,
-    Slice, StageId, StepInput, StepWork, Unit, View, Work,
+    Argument, Bytes, ChannelId, DType, DeviceId, FunctionId, GroupId, Instruction, Pair, Pass, Position,
+    QueueKind, Slice, StageId, StepInput, StepWork, Unit, View, Work,
 };
 
 use std::collections::BTreeMap;
@@ -228,8 +228,8 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Runs a step once its messages are there, and sends what it makes. A pair is one block: both its passes wait for
-    /// the messages of both, and both messages leave when both have run.
+    /// Runs a step once its messages are there, and sends what it makes. A pair is one call: it waits for the messages of
+    /// both its passes, and both messages leave after it.
     fn step(&mut self, step: Step) {
         let calls = match step {
             Step::Pass(pass, unit) => vec![self.call(pass, unit, None)],
@@ -243,19 +243,14 @@ impl<'a> Emission<'a> {
                 self.queues.wait(COMPUTE, queue, position);
             }
         }
+        for &held in calls.iter().flat_map(|call| &call.writes) {
+            let free = self.take(held);
+            self.wait_until_free(COMPUTE, free);
+        }
         let mut last = self.passes.last().copied().unwrap_or_default();
-        for call in &calls {
-            for held in call.writes.iter().copied() {
-                let free = self.take(held);
-                self.wait_until_free(COMPUTE, free);
-            }
-            let views = call.function.regions.iter().map(|(param, &region)| {
-                let bytes = call.function.function.params[param].bytes;
-                self.region(region, bytes, call.unit)
-            });
-            let (views, scalars) = (views.collect(), scalars(call.function));
-            let work = Work::Pass(call.pass, call.unit);
-            last = self.queues.push(COMPUTE, Instruction::Run { function: call.id, views, scalars, work });
+        match step {
+            Step::Pair { forward, backward, pass } => last = self.pair(forward, backward, pass),
+            Step::Pass(..) | Step::Product(..) => calls.iter().for_each(|call| last = self.pass(call)),
         }
         self.passes.push(last);
         for call in calls {
@@ -265,6 +260,33 @@ impl<'a> Emission<'a> {
             let position = self.queues.push(queue, Instruction::Send { channel, view, work });
             self.moved[held as usize] = Some((queue, position));
         }
+    }
+
+    /// Calls the function of a pass.
+    fn pass(&mut self, call: &Call<'_>) -> Position {
+        let views = call.function.regions.iter().map(|(param, &region)| {
+            let bytes = call.function.function.params[param].bytes;
+            self.region(region, bytes, call.unit)
+        });
+        let (views, scalars) = (views.collect(), scalars(call.function));
+        let work = Work::Pass(call.pass, call.unit);
+        self.queues.push(COMPUTE, Instruction::Run { function: call.id, views, scalars, work })
+    }
+
+    /// Calls the function of a pair.
+    fn pair(&mut self, forward: Unit, backward: Unit, pass: Pass) -> Position {
+        let Context { stages, functions, .. } = self.context;
+        let key = PairKey::new(stages, forward, backward, pass);
+        let table::Call { id, function } =
+            functions.pairs.get(&key).expect("there is a function for every pair of the schedule");
+        let first = function.function.pair.map(|halves| halves.region);
+        let views = function.regions.iter().map(|(param, &region)| {
+            let unit = if first.is_some_and(|first| param < first) { forward } else { backward };
+            self.region(region, function.function.params[param].bytes, unit)
+        });
+        let (views, scalars) = (views.collect(), scalars(function));
+        let work = Work::Pair(Box::new(Pair { forward, backward, pass }));
+        self.queues.push(COMPUTE, Instruction::Run { function: *id, views, scalars, work })
     }
 
     /// What a pass of a unit takes and makes.

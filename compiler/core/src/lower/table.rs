@@ -1,18 +1,24 @@
 //! The functions of a program.
 
-use super::functions::{SliceFunctions, StageFunction, clip_function, norm_function, update_function};
+use super::functions::{
+    SliceFunctions, StageFunction, clip_function, norm_function, pair_function, update_function,
+};
 use super::shards::Shard;
 use super::stages::{Stages, borrowed, first_use};
 use crate::plan::Plan;
+use crate::schedule::{Schedule, Step};
 use crate::spec::Train;
 use pipec_program::id::IdVec;
-use pipec_program::{Function, FunctionId, Slice, StageId};
+use pipec_program::{Function, FunctionId, Pass, Slice, StageId, Unit};
+use std::collections::BTreeMap;
 
 /// The functions of a program and who calls them.
 pub(super) struct FunctionTable {
     pub(super) table: IdVec<FunctionId, Function>,
     /// The passes of each shape of stage over each slice.
     pub(super) passes: Vec<IdVec<Slice, PassIds>>,
+    /// The passes that the schedule pairs.
+    pub(super) pairs: BTreeMap<PairKey, Call>,
     /// The squared norms of each stage, where gradients are clipped.
     pub(super) norm: IdVec<StageId, Option<Call>>,
     /// The factor of clipping.
@@ -31,6 +37,22 @@ pub(super) struct PassIds {
     pub(super) parts: Vec<FunctionId>,
 }
 
+/// What pairs of one function have in common: shape and slice of the forward pass, shape and slice of the backward pass,
+/// and which that is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct PairKey {
+    forward: (usize, Slice),
+    backward: (usize, Slice),
+    pass: Pass,
+}
+
+impl PairKey {
+    pub(super) fn new(stages: &Stages, forward: Unit, backward: Unit, pass: Pass) -> Self {
+        let of = |unit: Unit| (stages.shape[unit.stage], unit.slice);
+        Self { forward: of(forward), backward: of(backward), pass }
+    }
+}
+
 /// A function in the table with the meaning of its regions.
 #[derive(Clone)]
 pub(super) struct Call {
@@ -39,11 +61,12 @@ pub(super) struct Call {
 }
 
 impl FunctionTable {
-    /// Passes by shape and slice, then norms by stage, clipping, and updates by shape.
+    /// Passes by shape and slice, then the pairs of a schedule, norms by stage, clipping, and updates by shape.
     pub(super) fn new(
         train: &Train,
         plan: &Plan,
         stages: &Stages,
+        schedule: &Schedule,
         shards: &IdVec<StageId, Shard>,
         parameters: usize,
     ) -> Self {
@@ -59,6 +82,17 @@ impl FunctionTable {
         };
         let passes =
             stages.shapes.iter().map(|shape| shape.slices.values().map(&mut of_slice).collect()).collect();
+        let mut pairs: BTreeMap<PairKey, Call> = BTreeMap::new();
+        for &step in schedule.devices.values().flatten() {
+            let Step::Pair { forward, backward, pass } = step else { continue };
+            pairs.entry(PairKey::new(stages, forward, backward, pass)).or_insert_with(|| {
+                let ahead = &stages.passes(forward.stage, forward.slice).forward;
+                let of = &stages.passes(backward.stage, backward.slice).backward;
+                let back = if pass == Pass::B { &of.inputs } else { &of.fused };
+                let back = back.as_ref().expect("there is a function for every pass of the schedule");
+                call(pair_function(ahead, back))
+            });
+        }
         let first = first_use(stages, parameters);
         let norm = stages.shape.ids().map(|stage| {
             train.clip_norm?;
@@ -88,6 +122,6 @@ impl FunctionTable {
             update
         });
         let update = update.collect();
-        Self { table, passes, norm, clip, update }
+        Self { table, passes, pairs, norm, clip, update }
     }
 }

@@ -28,7 +28,7 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
     let share = released(plan.stages.ids().flat_map(units));
     let times = problem.clone();
     problem.set_costs(|stage, slice| {
-        let Cost { forward, input, weight, backward, recompute, overlap, .. } = *times.cost(stage, slice);
+        let Cost { forward, input, weight, backward, recompute, pair, .. } = *times.cost(stage, slice);
         let Memory { saved, kept, pending, prefix, messages: _ } = unit(stages, stage, slice);
         let activations = saved + kept;
         Cost {
@@ -37,7 +37,7 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
             weight,
             backward,
             recompute,
-            overlap,
+            pair,
             activations,
             released: share.of(activations),
             gradients: pending,

@@ -109,6 +109,7 @@ fn function(form: &Form, kernels: Vec<Kernel>) -> Function {
         name: form.name.clone(),
         params: IdVec::new(),
         scalars: IdVec::new(),
+        pair: None,
         body: Body::Kernels { values: values.collect(), kernels },
     }
 }

@@ -3,12 +3,16 @@
 use crate::spec::{Model, Op, Spec};
 use pipec_program::Mask;
 
-/// The tokens of each slice of a sequence: between equal lengths and equal work, as the pipeline says, each at least 1.
+/// The tokens of each slice of a sequence: those that the file of the schedule gives, or between equal lengths and equal
+/// work, as the pipeline says; each at least 1.
 ///
 /// Work is that of the products of a forward pass: a token costs twice the elements of the weights that it passes, and
 /// four times the width of the heads for every key that it sees. The bounds of the slices are interpolated between the two
 /// cuts and rounded.
 pub fn slice_lengths(spec: &Spec) -> Vec<u64> {
+    if let Some(lengths) = spec.pipeline.given.as_ref().and_then(|given| given.lengths.clone()) {
+        return lengths;
+    }
     let slices = u64::from(spec.pipeline.schedule.slices()).clamp(1, spec.train.seq.max(1));
     let seq = spec.train.seq;
     let work = Work::new(&spec.model);

@@ -17,7 +17,7 @@ const MOST_TOLD: usize = 3;
 /// What is wrong with it, in words.
 pub fn read(path: &str, text: &str) -> Result<Given, String> {
     let form = if path.ends_with(".csv") { GivenForm::Csv } else { GivenForm::Json };
-    let (problem, _) = parse(form, text)?;
+    let Parsed { problem, lengths, schedule: _ } = parse(form, text)?;
     let placement = placement(&problem).ok_or(
         "its stages stand neither in a loop nor forth and back nor in two directions over the devices",
     )?;
@@ -27,6 +27,7 @@ pub fn read(path: &str, text: &str) -> Result<Given, String> {
         devices: problem.devices().len() as u32,
         virtual_stages: problem.chunks() / problem.copies(),
         slices: problem.slices(),
+        lengths,
         micro_batches: problem.micro_batches(),
         placement,
     })
@@ -37,7 +38,7 @@ pub fn read(path: &str, text: &str) -> Result<Given, String> {
 /// # Errors
 /// What is wrong with it, in words.
 pub fn order(given: &Given, problem: &mut Problem) -> Result<Schedule, String> {
-    let (found, schedule) = parse(given.form, &given.text)?;
+    let Parsed { problem: found, schedule, lengths: _ } = parse(given.form, &given.text)?;
     let steps = || schedule.devices.values().flatten();
     if let Some(step) = steps().find(|step| matches!(step, Step::Pass(Pass::R, _))) {
         return Err(format!("{step} recomputes, which pipec does not do"));
@@ -56,14 +57,24 @@ pub fn order(given: &Given, problem: &mut Problem) -> Result<Schedule, String> {
     Err(told.join("; "))
 }
 
-fn parse(form: GivenForm, text: &str) -> Result<(Problem, Schedule), String> {
+/// What stands in a file.
+struct Parsed {
+    problem: Problem,
+    schedule: Schedule,
+    lengths: Option<Vec<u64>>,
+}
+
+fn parse(form: GivenForm, text: &str) -> Result<Parsed, String> {
     match form {
-        GivenForm::Csv => csv::read(text).map_err(|error| error.to_string()),
+        GivenForm::Csv => {
+            let (problem, schedule) = csv::read(text).map_err(|error| error.to_string())?;
+            Ok(Parsed { problem, schedule, lengths: None })
+        }
         GivenForm::Json => {
             let file: ScheduleFile = serde_json::from_str(text).map_err(|error| error.to_string())?;
             let (problem, _) = file.problem().map_err(|error| error.to_string())?;
             let schedule = file.schedule(&problem).map_err(|error| error.to_string())?;
-            Ok((problem, schedule))
+            Ok(Parsed { problem, schedule, lengths: file.lengths })
         }
     }
 }

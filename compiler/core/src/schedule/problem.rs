@@ -40,8 +40,9 @@ pub struct Cost {
     pub backward: u64,
     /// The time of R.
     pub recompute: u64,
-    /// The time that a pair whose backward half is of this unit takes less than its passes one after the other.
-    pub overlap: u64,
+    /// The time of F and BW of two units like this one as one block, F&B in papers; as long as both, one after the other,
+    /// without it.
+    pub pair: Option<u64>,
     /// Activations, from the start of F to the end of the backward passes.
     pub activations: u64,
     /// The part of the activations that the end of B frees; W frees the rest.
@@ -56,6 +57,17 @@ pub struct Cost {
 }
 
 impl Cost {
+    /// The time of F and BW one after the other.
+    pub fn apart(&self) -> u64 {
+        self.forward.saturating_add(self.backward)
+    }
+
+    /// What a pair whose backward half is of this unit takes less than its passes one after the other; below 0 where they
+    /// get in each other's way.
+    pub fn overlap(&self) -> i128 {
+        self.pair.map_or(0, |pair| i128::from(self.apart()) - i128::from(pair))
+    }
+
     /// F, B, W and R take one unit of time, BW two; activations take one unit of memory, and all else is nothing.
     pub const UNIT: Self = Self {
         forward: 1,
@@ -63,7 +75,7 @@ impl Cost {
         weight: 1,
         backward: 2,
         recompute: 1,
-        overlap: 0,
+        pair: None,
         activations: 1,
         released: 0,
         gradients: 0,
@@ -300,14 +312,20 @@ impl Problem {
         }
     }
 
-    /// The time of a step.
+    /// The time of a step. A pair takes as long as its longer half at least.
     pub fn duration(&self, step: Step) -> u64 {
         match step {
             Step::Pass(pass, unit) => self.pass(pass, unit),
             Step::Product(unit, part) => share(self.pass(Pass::W, unit), self.weight_parts, part),
+            // The halves may be of stages that take different times: then it is the overlap that is known.
             Step::Pair { forward, backward, pass } => {
-                let both = self.pass(Pass::F, forward).saturating_add(self.pass(pass, backward));
-                both.saturating_sub(self.cost(backward.stage, backward.slice).overlap)
+                let halves = [self.pass(Pass::F, forward), self.pass(pass, backward)];
+                let overlap = self.cost(backward.stage, backward.slice).overlap();
+                let both = i128::from(halves[0]) + i128::from(halves[1]) - overlap;
+                u64::try_from(both)
+                    .unwrap_or(if both < 0 { 0 } else { u64::MAX })
+                    .max(halves[0])
+                    .max(halves[1])
             }
         }
     }

@@ -41,7 +41,7 @@ impl fmt::Display for Step {
             Self::Pass(pass, unit) => write!(f, "{} {unit}", pass.name()),
             Self::Product(unit, part) => write!(f, "W{part} {unit}"),
             Self::Pair { forward, backward, pass } => {
-                write!(f, "F {forward} with {} {backward}", pass.name())
+                write!(f, "F {forward} + {} {backward}", pass.name())
             }
         }
     }

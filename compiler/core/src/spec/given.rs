@@ -23,6 +23,8 @@ pub struct Given {
     pub virtual_stages: u32,
     /// Slices s of a sequence.
     pub slices: u32,
+    /// The tokens of each slice, at least 1; equal parts of a sequence without it.
+    pub lengths: Option<Vec<u64>>,
     /// Micro-batches n of a step.
     pub micro_batches: u32,
     /// Where stages stand.
@@ -77,15 +79,30 @@ pub(super) fn find(wished: Wished, sources: &Sources, report: &mut Report) -> Op
     }
 }
 
-/// A schedule in a file is one of a pipeline of so many devices and micro-batches in each replica.
-pub(super) fn check(
-    given: &Given,
-    origin: Origin,
-    devices: u32,
-    micro_batches: u32,
-    replicas: u32,
-    report: &mut Report,
-) {
+/// What a schedule in a file must be made for.
+pub(super) struct Sizes {
+    /// Devices of each replica.
+    pub(super) devices: u32,
+    /// Micro-batches of each replica.
+    pub(super) micro_batches: u32,
+    /// Replicas.
+    pub(super) replicas: u32,
+    /// Tokens of a sequence.
+    pub(super) seq: u64,
+}
+
+/// A schedule in a file is one of a pipeline of these sizes.
+pub(super) fn check(given: &Given, origin: Origin, sizes: Sizes, report: &mut Report) {
+    let Sizes { devices, micro_batches, replicas, seq } = sizes;
+    if let Some(lengths) = &given.lengths {
+        let tokens = lengths.iter().fold(0, |sum: u64, length| sum.saturating_add(*length));
+        if tokens != seq {
+            let message = format!("the slices of the schedule have {tokens} tokens, a sequence has {seq}");
+            let error = Diagnostic::error(origin.source, Code::GivenSchedule, message);
+            let help = format!("write `seq: {tokens}`, or `lengths` in the file that add up to {seq}");
+            report.push(error.at(origin.span, format!("{tokens} tokens")).help(help));
+        }
+    }
     let mut differ = |[one, many]: [&str; 2], theirs: u32, ours: u32, help: String| {
         if theirs != ours {
             let theirs = format!("{theirs} {}", if theirs == 1 { one } else { many });

@@ -184,7 +184,8 @@ pub(super) fn pipeline(
     let (balance, replicas, given) = (wished.schedule.balance, wished.replicas, wished.given.clone());
     if let Some(given) = &given {
         let each = micro_batches / replicas.max(1);
-        given::check(given, wished.schedule.slices, devices, each, replicas, report);
+        let sizes = given::Sizes { devices, micro_batches: each, replicas, seq: train.train.seq };
+        given::check(given, wished.schedule.slices, sizes, report);
     }
     let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance };
     (report.errors() == errors).then_some(pipeline)
@@ -216,7 +217,9 @@ fn micro_batches(wished: &Wished, train: &Resolved, report: &mut Report) -> Opti
 /// Uniform slices are equal parts of a sequence.
 fn check_slices(wished: &Wished, schedule: Schedule, train: &Resolved, report: &mut Report) {
     let (seq, slices) = (train.train.seq, u64::from(schedule.slices()));
-    if slices == 0 || seq.is_multiple_of(slices) || (wished.schedule.balance > 0 && slices < seq) {
+    let has_lengths = wished.given.as_ref().is_some_and(|given| given.lengths.is_some());
+    let unequal = has_lengths || wished.schedule.balance > 0 && slices < seq;
+    if slices == 0 || seq.is_multiple_of(slices) || unequal {
         return;
     }
     let place = wished.schedule.slices;
@@ -228,7 +231,10 @@ fn check_slices(wished: &Wished, schedule: Schedule, train: &Resolved, report: &
             format!("{seq} tokens do not make {slices} equal slices"),
         )
         .at(place.span, format!("{slices} slices"))
-        .help(format!("write `slices: {fewer}` or change `seq`")),
+        .help(match wished.given {
+            Some(_) => format!("take a schedule of {fewer} slices, or one with `lengths`"),
+            None => format!("write `slices: {fewer}` or change `seq`"),
+        }),
     );
 }
 

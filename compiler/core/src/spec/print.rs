@@ -238,6 +238,10 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
         Cut::Layers(layers) => lines.add(1, format_args!("cut layers {}", list(layers))),
     }
     let schedule = pipeline.schedule.print();
+    if let Some(lengths) = pipeline.given.as_ref().and_then(|given| given.lengths.as_ref()) {
+        lines.add(1, format_args!("schedule {schedule} of {} tokens", list(lengths)));
+        return;
+    }
     match pipeline.balance {
         0 => lines.add(1, format_args!("schedule {schedule}")),
         balance => {

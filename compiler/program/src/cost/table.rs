@@ -3,7 +3,7 @@
 use super::{Cost, Profile, ProfileError, function};
 use crate::function::{Body, Function};
 use crate::id::{ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, LinkId};
-use crate::program::{Device, Instruction, Pass, Program, Work};
+use crate::program::{Device, Instruction, Pass, Program};
 use crate::program::{Group, Shared};
 use crate::tensor::DType;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
@@ -168,18 +168,18 @@ impl Costs {
         if error.is_empty() { Ok(costs) } else { Err(error) }
     }
 
-    /// One unit (a nanosecond) for a pass, two for both backward passes in one, nothing for all else: the costs behind the
+    /// One unit (a nanosecond) for a pass, two for both backward passes in one, for a pair both, nothing for all else: the costs behind the
     /// pictures of papers.
     pub fn unit(program: &Program) -> Self {
         let mut costs = Self::roofline(program);
         let mut times: IdVec<FunctionId, Nanos> = program.functions.values().map(|_| Nanos::ZERO).collect();
         for instruction in program.queues.values().flat_map(|queue| &queue.instructions) {
-            if let Instruction::Run { function, work: Work::Pass(pass, _), .. } = instruction {
-                times[*function] = match pass {
-                    Pass::F | Pass::B | Pass::W | Pass::R => Nanos(1),
-                    Pass::BW => Nanos(2),
-                };
-            }
+            let Instruction::Run { function, work, .. } = instruction else { continue };
+            let time = |(pass, _)| match pass {
+                Pass::F | Pass::B | Pass::W | Pass::R => Nanos(1),
+                Pass::BW => Nanos(2),
+            };
+            times[*function] = work.passes().map(time).sum();
         }
         costs.columns.fill(times);
         let free = Wire { latency: Nanos::ZERO, bandwidth: None };

@@ -13,6 +13,8 @@ use std::fmt;
 pub enum Activity {
     /// A pass of a unit.
     Pass(Pass),
+    /// A forward pass and this one of another unit in one.
+    Pair(Pass),
     /// Work done once a step.
     Step(StepWork),
     /// Messages.
@@ -31,6 +33,7 @@ impl fmt::Display for Activity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Pass(pass) => pass.name(),
+            Self::Pair(pass) => return f.pad(&format!("F+{}", pass.name())),
             Self::Step(work) => work.name(),
             Self::Message => "message",
             Self::Reduction => "reduction",
@@ -46,6 +49,7 @@ impl Activity {
     fn of(instruction: &Instruction) -> Option<Self> {
         match instruction {
             Instruction::Run { work: Work::Pass(pass, _), .. } => Some(Self::Pass(*pass)),
+            Instruction::Run { work: Work::Pair(pair), .. } => Some(Self::Pair(pair.pass)),
             Instruction::Run { work: Work::Stage(work, _) | Work::Step(work), .. } => Some(Self::Step(*work)),
             Instruction::Send { .. } | Instruction::Recv { .. } => Some(Self::Message),
             Instruction::Reduce { .. } => Some(Self::Reduction),

@@ -36,7 +36,7 @@ impl Event {
     }
 }
 
-/// The name of an instruction in timelines: `F g2.m3.i0`, `send F g0.m1.i0`, `recv B g1.m1.i0`, `reduce update g1`,
+/// The name of an instruction in timelines: `F g2.m3.i0`, `F g2.m3.i0 + BW g5.m1.i0`, `send F g0.m1.i0`, `recv B g1.m1.i0`, `reduce update g1`,
 /// `copy b3 -> b7`, `fill b2`, `wait q1>=17`.
 pub fn instruction_name(instruction: &Instruction) -> String {
     match instruction {

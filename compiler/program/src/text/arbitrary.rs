@@ -1,6 +1,6 @@
 //! Programs of every form, most of them senseless: whatever the types can hold, the text must hold.
 
-use crate::function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
+use crate::function::{Access, Body, Function, Halves, Param, Scalar, ScalarType, Value};
 use crate::id::{
     BufferId, ChannelId, DeviceId, FunctionId, GroupId, LinkId, MicroBatch, ParamId, QueueId, ScalarId,
     Slice, StageId, ValueId,
@@ -11,8 +11,8 @@ use crate::kernel::{
 use crate::program::Shared;
 use crate::program::{
     Argument, Batch, Buffer, Category, Channel, Data, Device, Feed, FeedKind, Group, Init, Instruction,
-    LearningRate, Link, Parameter, Pass, Placed, Program, Queue, QueueKind, Reading, ReadingKind, Space,
-    StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
+    LearningRate, Link, Pair, Parameter, Pass, Placed, Program, Queue, QueueKind, Reading, ReadingKind,
+    Space, StepInput, StepWork, TokenWidth, Tokenizer, Training, Unit, View, Work,
 };
 use crate::tensor::{DType, Shape, TensorType};
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
@@ -65,16 +65,24 @@ fn view() -> impl Strategy<Value = View> {
     })
 }
 
+fn unit() -> impl Strategy<Value = Unit> {
+    (any::<u32>(), 0u32..9, 0u32..9).prop_map(|(stage, micro_batch, slice)| Unit {
+        stage: StageId(stage),
+        micro_batch: MicroBatch(micro_batch),
+        slice: Slice(slice),
+    })
+}
+
 fn work() -> impl Strategy<Value = Work> {
     let step = || select(&StepWork::ALL[..]);
+    let pass = || select(&Pass::ALL[..]);
     prop_oneof![
-        (select(&Pass::ALL[..]), any::<u32>(), 0u32..9, 0u32..9).prop_map(
-            |(pass, stage, micro_batch, slice)| {
-                let unit =
-                    Unit { stage: StageId(stage), micro_batch: MicroBatch(micro_batch), slice: Slice(slice) };
-                Work::Pass(pass, unit)
-            }
-        ),
+        (pass(), unit()).prop_map(|(pass, unit)| Work::Pass(pass, unit)),
+        (unit(), unit(), pass()).prop_map(|(forward, backward, pass)| Work::Pair(Box::new(Pair {
+            forward,
+            backward,
+            pass
+        }))),
         (step(), 0u32..9).prop_map(|(work, stage)| Work::Stage(work, StageId(stage))),
         step().prop_map(Work::Step),
     ]
@@ -244,12 +252,18 @@ fn function() -> impl Strategy<Value = Function> {
         (number(), number())
             .prop_map(|(flops, traffic)| Body::Abstract { flops: Flops(flops), traffic: Bytes(traffic) }),
     ];
-    (name(), vec(param, 0..3), vec(scalar, 0..3), body).prop_map(|(name, params, scalars, body)| Function {
-        name,
-        params: params.into(),
-        scalars: scalars.into(),
-        body,
-    })
+    let pair = option::of((any::<u32>(), 0u32..4)).prop_map(|halves| {
+        halves.map(|(region, scalar)| Halves { region: ParamId(region), scalar: ScalarId(scalar) })
+    });
+    (name(), vec(param, 0..3), vec(scalar, 0..3), pair, body).prop_map(
+        |(name, params, scalars, pair, body)| Function {
+            name,
+            params: params.into(),
+            scalars: scalars.into(),
+            pair,
+            body,
+        },
+    )
 }
 
 fn training() -> impl Strategy<Value = Training> {

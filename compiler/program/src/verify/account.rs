@@ -63,7 +63,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
     ) {
         let Used { place, device, touches, numbers } = used;
         let (Instruction::Run { work, .. } | Instruction::Reduce { work, .. }) = instruction else { return };
-        let (Work::Stage(step_work, _) | Work::Step(step_work)) = *work else { return };
+        let &(Work::Stage(step_work, _) | Work::Step(step_work)) = work else { return };
         if self.is_exhausted(report) {
             return;
         }

@@ -3,8 +3,8 @@
 
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::function::{Access, Body, Function, Value};
-use crate::id::{FunctionId, IdVec, ParamId, ValueId};
+use crate::function::{Access, Body, Function, Halves, Value};
+use crate::id::{FunctionId, Id, IdVec, ParamId, ValueId};
 use crate::kernel::Kernel;
 use crate::program::Program;
 use crate::signature::{self, Accumulation};
@@ -57,6 +57,7 @@ pub(super) fn check(program: &Program, report: &mut Report) -> Summaries {
             let message = format!("the name {:?} stands twice", function.name);
             report.add(Entity::Function(id), Rule::Function, message);
         }
+        divided(id, function, report);
         let whole =
             function.params.values().map(|param| Summary::whole(param.access, param.bytes.0)).collect();
         let summary = match &function.body {
@@ -74,6 +75,18 @@ pub(super) fn check(program: &Program, report: &mut Report) -> Summaries {
         summaries.push(summary);
     }
     summaries
+}
+
+/// The backward half of a pair begins in the function, or behind its last region or scalar.
+fn divided(id: FunctionId, function: &Function, report: &mut Report) {
+    let Some(Halves { region, scalar }) = function.pair else { return };
+    let (regions, scalars) = (function.params.len(), function.scalars.len());
+    if region.index() > regions || scalar.index() > scalars {
+        let message = format!(
+            "its backward half begins at {region}, {scalar}, but it has {regions} regions and {scalars} scalars"
+        );
+        report.block(Entity::Function(id), Rule::Function, message);
+    }
 }
 
 /// A value as a range of a region.
@@ -101,6 +114,25 @@ struct Region {
     writes: Vec<Interval>,
 }
 
+/// The halves of a pair that something belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Sides {
+    forward: bool,
+    backward: bool,
+}
+
+impl Sides {
+    /// One of the halves.
+    fn one(backward: bool) -> Self {
+        Self { forward: !backward, backward }
+    }
+
+    fn join(&mut self, other: Self) {
+        self.forward |= other.forward;
+        self.backward |= other.backward;
+    }
+}
+
 struct Check<'a> {
     id: FunctionId,
     function: &'a Function,
@@ -112,6 +144,9 @@ struct Check<'a> {
     last: IdVec<ValueId, Option<u32>>,
     /// Whether a kernel adds to or overwrites the value.
     touched: IdVec<ValueId, bool>,
+    /// The half of a pair that each kernel so far belongs to, and the present one.
+    halves: Vec<Sides>,
+    sides: Sides,
     steps: u64,
 }
 
@@ -132,6 +167,8 @@ impl<'a> Check<'a> {
             regions: function.params.ids().map(|_| Region::default()).collect(),
             last: values.ids().map(|_| None).collect(),
             touched: values.ids().map(|_| false).collect(),
+            halves: Vec::new(),
+            sides: Sides::default(),
             steps,
         };
         for (value, row) in values.iter() {
@@ -171,7 +208,9 @@ impl<'a> Check<'a> {
 
     fn run(&mut self, kernels: &[Kernel]) {
         for (position, kernel) in (0u32..).zip(kernels) {
+            self.sides = Sides::default();
             self.kernel(position, kernel);
+            self.halves.push(self.sides);
             if self.steps > MOST_STEPS {
                 self.report.block(
                     Entity::Function(self.id),
@@ -211,6 +250,7 @@ impl<'a> Check<'a> {
         }
         self.signature(entity, kernel);
         self.aliases(entity, kernel);
+        self.side(kernel);
         let in_place = signature::updates_in_place(&kernel.op);
         for &input in &kernel.inputs {
             self.read(entity, input, "reads");
@@ -223,6 +263,24 @@ impl<'a> Check<'a> {
                 self.read(entity, output.value, if output.accumulate { "adds to" } else { "updates" });
             }
             self.write(entity, position, output.value, output.accumulate, !adds);
+        }
+        if self.sides == (Sides { forward: true, backward: true }) {
+            self.wrong(entity, format!("{}: takes of both halves of a pair", kernel.op.name()));
+        }
+    }
+
+    /// Notes the halves of a pair whose regions and scalars a kernel names. A workspace serves both.
+    fn side(&mut self, kernel: &Kernel) {
+        let Some(Halves { region, scalar }) = self.function.pair else { return };
+        let outputs = kernel.outputs.iter().map(|output| output.value);
+        for value in kernel.inputs.iter().copied().chain(outputs) {
+            let Some(Place { param, .. }) = self.places[value] else { continue };
+            if self.function.params[param].access != Access::Workspace {
+                self.sides.join(Sides::one(param >= region));
+            }
+        }
+        for (named, ..) in signature::scalars(&kernel.op) {
+            self.sides.join(Sides::one(named >= scalar));
         }
     }
 
@@ -314,6 +372,12 @@ impl<'a> Check<'a> {
                 holes.push((at, start));
             }
             at = written.end;
+            // What stands in a workspace belongs to the half that made it.
+            if access == Access::Workspace
+                && let Some(&half) = self.halves.get(written.kernel as usize)
+            {
+                self.sides.join(half);
+            }
             if written.value != value && own.is_some_and(|own| written.kernel > own) {
                 stale = Some(written);
             }

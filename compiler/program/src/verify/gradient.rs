@@ -130,11 +130,13 @@ impl<'a> Gradients<'a> {
         let mut units_of: Vec<Vec<u32>> = touches.list.iter().map(|_| Vec::new()).collect();
         for (queue, row) in program.queues.iter() {
             for (position, instruction) in (0u32..).zip(&row.instructions) {
-                let Some((Pass::B | Pass::W | Pass::BW, unit)) = unit::pass(instruction) else { continue };
-                for &number in touches.of(queue, position) {
-                    if contributes(touches, &touches.list[number as usize]) {
-                        // A program of more units than instructions is reported elsewhere.
-                        units_of[number as usize].push(unit::number(batch, unit) as u32);
+                let halves = unit::passes(program, instruction).into_iter().flatten();
+                for half in halves.filter(|half| adds(half.pass)) {
+                    for &number in &touches.of(queue, position)[half.views()] {
+                        if contributes(touches, &touches.list[number as usize]) {
+                            // A program of more units than instructions is reported elsewhere.
+                            units_of[number as usize].push(unit::number(batch, half.unit) as u32);
+                        }
                     }
                 }
             }
@@ -177,6 +179,14 @@ impl<'a> Gradients<'a> {
                 report.add(Entity::Parameter(parameter), Rule::Gradient, message.clone());
             }
         }
+    }
+}
+
+/// Whether a pass adds to gradients.
+pub(super) fn adds(pass: Pass) -> bool {
+    match pass {
+        Pass::B | Pass::W | Pass::BW => true,
+        Pass::F | Pass::R => false,
     }
 }
 

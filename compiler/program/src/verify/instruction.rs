@@ -3,8 +3,10 @@
 use super::table::Tables;
 use crate::entity::Entity;
 use crate::function::ScalarType;
-use crate::id::{DeviceId, Id, QueueId};
-use crate::program::{Argument, Category, Instruction, Position, QueueKind, Space, View, Work};
+use crate::id::{DeviceId, FunctionId, Id, QueueId};
+use crate::program::{
+    Argument, Category, Instruction, Pair, Pass, Position, QueueKind, Space, Unit, View, Work,
+};
 use std::collections::BTreeMap;
 
 /// The most queues that a device may have; clocks have one entry for each.
@@ -53,11 +55,13 @@ impl Tables<'_> {
         }
         match instruction {
             Instruction::Run { function, views, scalars, work } => {
-                self.work(place, *work);
+                self.work(place, work);
+                self.halves(place, *function, work);
                 self.run(place, device, arena(kind), *function, views, scalars);
             }
             Instruction::Send { channel, view, work } | Instruction::Recv { channel, view, work } => {
-                self.work(place, *work);
+                self.work(place, work);
+                self.no_pair(place, work);
                 let Some(row) = self.program.channels.get(*channel) else {
                     return self.wrong(place, format!("there is no channel {channel}"));
                 };
@@ -109,7 +113,8 @@ impl Tables<'_> {
                 }
             }
             Instruction::Reduce { group, view, work } => {
-                self.work(place, *work);
+                self.work(place, work);
+                self.no_pair(place, work);
                 let Some(row) = self.program.groups.get(*group) else {
                     return self.wrong(place, format!("there is no group {group}"));
                 };
@@ -141,44 +146,73 @@ impl Tables<'_> {
         }
     }
 
-    fn work(&mut self, place: Entity, work: Work) {
-        let batch = self.program.batch;
-        match work {
-            Work::Pass(_, unit) => {
-                if unit.stage.0 >= batch.stages {
-                    self.wrong(
-                        place,
-                        format!("there is no stage {}, there are {}", unit.stage, batch.stages),
-                    );
+    fn work(&mut self, place: Entity, work: &Work) {
+        match *work {
+            Work::Pass(_, unit) => self.unit(place, unit),
+            Work::Pair(ref pair) => {
+                let Pair { forward, backward, pass } = **pair;
+                self.unit(place, forward);
+                self.unit(place, backward);
+                match pass {
+                    Pass::B | Pass::BW => {}
+                    Pass::F | Pass::W | Pass::R => {
+                        let message = format!("a pair is F with B or BW, here with {}", pass.name());
+                        self.wrong(place, message);
+                    }
                 }
-                if unit.micro_batch.0 >= batch.micro_batches {
-                    let count = batch.micro_batches;
-                    self.wrong(
-                        place,
-                        format!("there is no micro-batch {}, there are {count}", unit.micro_batch),
-                    );
-                }
-                if !batch.meets(unit.stage, unit.micro_batch) {
-                    let copy = unit.micro_batch.0 % batch.copies.max(1);
-                    let message = format!(
-                        "{} runs on copy {copy}, and {} belongs to another",
-                        unit.micro_batch, unit.stage
-                    );
-                    self.wrong(place, message);
-                }
-                if unit.slice.0 >= batch.slices {
-                    self.wrong(
-                        place,
-                        format!("there is no slice {}, there are {}", unit.slice, batch.slices),
-                    );
+                if forward == backward {
+                    self.wrong(place, format!("a pair is of two units, here twice of {forward}"));
                 }
             }
             Work::Stage(_, stage) => {
-                if stage.0 >= batch.stages {
-                    self.wrong(place, format!("there is no stage {stage}, there are {}", batch.stages));
+                let stages = self.program.batch.stages;
+                if stage.0 >= stages {
+                    self.wrong(place, format!("there is no stage {stage}, there are {stages}"));
                 }
             }
             Work::Step(_) => {}
+        }
+    }
+
+    fn unit(&mut self, place: Entity, unit: Unit) {
+        let batch = self.program.batch;
+        if unit.stage.0 >= batch.stages {
+            self.wrong(place, format!("there is no stage {}, there are {}", unit.stage, batch.stages));
+        }
+        if unit.micro_batch.0 >= batch.micro_batches {
+            let count = batch.micro_batches;
+            self.wrong(place, format!("there is no micro-batch {}, there are {count}", unit.micro_batch));
+        }
+        if !batch.meets(unit.stage, unit.micro_batch) {
+            let copy = unit.micro_batch.0 % batch.copies.max(1);
+            let message =
+                format!("{} runs on copy {copy}, and {} belongs to another", unit.micro_batch, unit.stage);
+            self.wrong(place, message);
+        }
+        if unit.slice.0 >= batch.slices {
+            self.wrong(place, format!("there is no slice {}, there are {}", unit.slice, batch.slices));
+        }
+    }
+
+    /// A function of a pair is called for a pair, and no other function is.
+    fn halves(&mut self, place: Entity, function: FunctionId, work: &Work) {
+        let Some(row) = self.program.functions.get(function) else { return };
+        match (work, row.pair) {
+            (Work::Pair(_), Some(_)) | (Work::Pass(..) | Work::Stage(..) | Work::Step(_), None) => {}
+            (Work::Pair(_), None) => {
+                self.wrong(place, format!("{function} is no function of a pair, here it runs for {work}"));
+            }
+            (Work::Pass(..) | Work::Stage(..) | Work::Step(_), Some(_)) => {
+                self.wrong(place, format!("{function} is a function of a pair, here it runs for {work}"));
+            }
+        }
+    }
+
+    /// Messages and reductions are of one pass.
+    fn no_pair(&mut self, place: Entity, work: &Work) {
+        match work {
+            Work::Pair(pair) => self.wrong(place, format!("moves what one pass made, and {pair} are two")),
+            Work::Pass(..) | Work::Stage(..) | Work::Step(_) => {}
         }
     }
 
@@ -187,7 +221,7 @@ impl Tables<'_> {
         place: Entity,
         device: DeviceId,
         space: Option<Space>,
-        function: crate::FunctionId,
+        function: FunctionId,
         views: &[View],
         scalars: &[Argument],
     ) {

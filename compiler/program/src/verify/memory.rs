@@ -28,11 +28,20 @@ pub(super) enum Made {
 }
 
 impl Made {
-    pub(super) fn of(work: Work) -> Self {
-        match work {
-            Work::Pass(Pass::F | Pass::R, unit) => Self::Forward(unit),
-            Work::Pass(Pass::B | Pass::W | Pass::BW, unit) => Self::Backward(unit),
+    /// What one pass, or work for a stage or a step makes. What a pair makes its halves make, each in its own regions.
+    pub(super) fn of(work: &Work) -> Self {
+        match *work {
+            Work::Pass(pass, unit) => Self::by(pass, unit),
+            Work::Pair(_) => Self::Other,
             Work::Stage(work, _) | Work::Step(work) => Self::Step(work),
+        }
+    }
+
+    /// What a pass of a unit makes.
+    pub(super) fn by(pass: Pass, unit: Unit) -> Self {
+        match pass {
+            Pass::F | Pass::R => Self::Forward(unit),
+            Pass::B | Pass::W | Pass::BW => Self::Backward(unit),
         }
     }
 }

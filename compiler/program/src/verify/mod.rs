@@ -8,7 +8,8 @@
 //!   queue and touches only its own device and the arena that its queue works in.
 //! - **memory**: buffers lie in their arena, start at multiples of 64 bytes, and state shares bytes with no other state.
 //! - **function**: kernels obey the signature of their op; values lie in their regions; a kernel reads only what was
-//!   written and not overwritten since; `write` regions are written in full; nothing writes a `read` region.
+//!   written and not overwritten since; `write` regions are written in full; nothing writes a `read` region; a kernel of a
+//!   pair takes regions, scalars and results of one half only.
 //! - **message**: the sends and the receives of a channel stand in one queue each and meet in order, with equal size and
 //!   equal work; so do the members of a group.
 //! - **order**: all queues finish, with the channel capacities that the program states; if not, the cycle is named.
@@ -20,7 +21,8 @@
 //! - **unit**: every stage, micro-batch and slice runs F once, and BW once or B once and W at least once; backward runs
 //!   after forward, slices ascend forward and descend backward, recomputation stands between the two; a pass reads
 //!   activations of its own micro-batch and of its own or a neighbouring stage, tokens of its own micro-batch and weights
-//!   of its own stage; losses go to the place of their micro-batch and slice.
+//!   of its own stage; losses go to the place of their micro-batch and slice. A pair is both of its passes, each with the
+//!   regions of its half; neither finds what the other makes.
 //! - **gradient**: per parameter, every stage that uses it adds one contribution for every micro-batch and slice, all of
 //!   them before a tie, norm or update reads it; copies are reduced over exactly their devices before norm and update;
 //!   the norm counts every parameter once.

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 
 /// One end of a channel, or one member of a group.
 #[derive(Clone, Debug, Default)]
-struct End {
+struct End<'a> {
     queue: Option<QueueId>,
-    items: Vec<(Position, Work)>,
+    items: Vec<(Position, &'a Work)>,
 }
 
 /// The queue in which each end of each channel and each member of each group stands.
@@ -34,17 +34,17 @@ pub(super) fn check_pairs(program: &Program, report: &mut Report) -> Ends {
             match instruction {
                 Instruction::Send { channel, work, .. } => {
                     let end = &mut pairs.sends[*channel];
-                    let split = end.add(queue, position, *work);
+                    let split = end.add(queue, position, work);
                     pairs.split(split, queue, position, &format!("sends of {channel}"));
                 }
                 Instruction::Recv { channel, work, .. } => {
                     let end = &mut pairs.recvs[*channel];
-                    let split = end.add(queue, position, *work);
+                    let split = end.add(queue, position, work);
                     pairs.split(split, queue, position, &format!("receives of {channel}"));
                 }
                 Instruction::Reduce { group, work, .. } => {
                     let end = pairs.reduces[*group].entry(row.device).or_default();
-                    let split = end.add(queue, position, *work);
+                    let split = end.add(queue, position, work);
                     pairs.split(split, queue, position, &format!("reductions of {group} on {}", row.device));
                 }
                 Instruction::Run { .. }
@@ -70,9 +70,9 @@ pub(super) fn check_pairs(program: &Program, report: &mut Report) -> Ends {
     }
 }
 
-impl End {
+impl<'a> End<'a> {
     /// Notes an instruction; the other queue if the end stands in two.
-    fn add(&mut self, queue: QueueId, position: Position, work: Work) -> Option<QueueId> {
+    fn add(&mut self, queue: QueueId, position: Position, work: &'a Work) -> Option<QueueId> {
         let first = *self.queue.get_or_insert(queue);
         self.items.push((position, work));
         (first != queue).then_some(first)
@@ -85,9 +85,9 @@ impl End {
 }
 
 struct Pairs<'a> {
-    sends: IdVec<ChannelId, End>,
-    recvs: IdVec<ChannelId, End>,
-    reduces: IdVec<GroupId, BTreeMap<DeviceId, End>>,
+    sends: IdVec<ChannelId, End<'a>>,
+    recvs: IdVec<ChannelId, End<'a>>,
+    reduces: IdVec<GroupId, BTreeMap<DeviceId, End<'a>>>,
     report: &'a mut Report,
 }
 

@@ -8,7 +8,7 @@ use super::gradient::{self, Gradients};
 use super::memory::{self, Actor, Made, Maker, Memory};
 use super::order::{self, Ends};
 use super::touch::{Role, Touch, Touches};
-use super::unit::{self, Units};
+use super::unit::{self, Half, Units};
 use super::{Report, Rule};
 use crate::entity::Entity;
 use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, ParamId, QueueId};
@@ -375,20 +375,22 @@ impl Replay<'_, '_, '_> {
         let place = Entity::Instruction(queue, position);
         let touches = self.touches;
         let used = touches.of(queue, position);
-        let pass = unit::pass(instruction);
-        if let Some((pass, unit)) = pass {
-            self.units.run(place, pass, unit, self.report);
-            for &number in used {
-                self.check_source(place, pass, unit, number);
+        let passes = unit::passes(program, instruction);
+        for half in passes.into_iter().flatten() {
+            self.units.run(place, half.pass, half.unit, self.report);
+            for &number in &used[half.views()] {
+                self.check_source(place, half.pass, half.unit, number);
             }
-        } else {
+        }
+        let is_pass = passes[0].is_some();
+        if !is_pass {
             let used = Used { place, device: row.device, touches, numbers: used };
             self.accounts.step_work(instruction, used, &self.memory, self.report);
         }
         let made = match instruction {
-            Instruction::Run { work, .. } | Instruction::Recv { work, .. } => Made::of(*work),
+            Instruction::Run { work, .. } | Instruction::Recv { work, .. } => Made::of(work),
             Instruction::Send { work, .. } => {
-                self.check_sent(place, Made::of(*work), used);
+                self.check_sent(place, Made::of(work), used);
                 Made::Other
             }
             Instruction::Fill { .. } => Made::Zero,
@@ -416,7 +418,6 @@ impl Replay<'_, '_, '_> {
                     ..
                 }
         );
-        let adds = matches!(pass, Some((Pass::B | Pass::W | Pass::BW, _)));
         let actor = Actor {
             place,
             queue: self.clocks.place[queue] as u32,
@@ -424,15 +425,20 @@ impl Replay<'_, '_, '_> {
             clock: &self.clocks.now[queue],
             queues: &self.clocks.queues[row.device],
         };
-        for &number in used {
-            let touch = &touches.list[number as usize];
-            if !is_update && touch.category.is_state() && !touches.writes(touch).is_empty() {
-                let message = format!("writes {}, which only updates may", touch.view.buffer);
-                self.report.add(place, Rule::Update, message);
+        // What a call makes, its passes make, each through its own views.
+        let of_half = |half: Half| (half.views(), Made::by(half.pass, half.unit), gradient::adds(half.pass));
+        let whole = (!is_pass).then_some((0..used.len(), made, false));
+        for (views, made, adds) in passes.map(|half| half.map(of_half)).into_iter().flatten().chain(whole) {
+            for &number in &used[views] {
+                let touch = &touches.list[number as usize];
+                if !is_update && touch.category.is_state() && !touches.writes(touch).is_empty() {
+                    let message = format!("writes {}, which only updates may", touch.view.buffer);
+                    self.report.add(place, Rule::Update, message);
+                }
+                let contributes = adds && gradient::contributes(touches, touch);
+                let maker = copied.unwrap_or(Maker { made, origin: is_run.then_some(number) });
+                self.memory.access(actor, touch, maker, contributes, self.report);
             }
-            let contributes = adds && gradient::contributes(touches, touch);
-            let maker = copied.unwrap_or(Maker { made, origin: is_run.then_some(number) });
-            self.memory.access(actor, touch, maker, contributes, self.report);
         }
     }
 

@@ -2,8 +2,9 @@
 
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::id::{MicroBatch, Slice, StageId};
-use crate::program::{Batch, Instruction, Pass, Program, Unit, Work};
+use crate::id::{Id, MicroBatch, Slice, StageId};
+use crate::program::{Batch, Instruction, Pair, Pass, Program, Unit, Work};
+use std::ops::Range;
 
 /// What has run of a unit.
 #[derive(Clone, Copy, Default)]
@@ -133,16 +134,44 @@ impl Units {
     }
 }
 
-/// The unit and pass of a call, if it is one.
-pub(super) fn pass(instruction: &Instruction) -> Option<(Pass, Unit)> {
+/// A pass that a call is, with those of the views that are its own.
+#[derive(Clone, Copy)]
+pub(super) struct Half {
+    pub(super) pass: Pass,
+    pub(super) unit: Unit,
+    start: usize,
+    end: usize,
+}
+
+impl Half {
+    /// The positions of its views.
+    pub(super) fn views(self) -> Range<usize> {
+        self.start..self.end
+    }
+}
+
+/// The passes of a call: none for other instructions, the forward and then the backward pass of a pair.
+pub(super) fn passes(program: &Program, instruction: &Instruction) -> [Option<Half>; 2] {
     match instruction {
-        Instruction::Run { work: Work::Pass(pass, unit), .. } => Some((*pass, *unit)),
+        Instruction::Run { views, work: Work::Pass(pass, unit), .. } => {
+            [Some(Half { pass: *pass, unit: *unit, start: 0, end: views.len() }), None]
+        }
+        Instruction::Run { function, views, work: Work::Pair(pair), .. } => {
+            let Pair { forward, backward, pass } = **pair;
+            let halves = program.functions.get(*function).and_then(|function| function.pair);
+            // A pair of a function without halves is refused with the tables.
+            let middle = halves.map_or(0, |halves| halves.region.index()).min(views.len());
+            [
+                Some(Half { pass: Pass::F, unit: forward, start: 0, end: middle }),
+                Some(Half { pass, unit: backward, start: middle, end: views.len() }),
+            ]
+        }
         Instruction::Run { work: Work::Stage(..) | Work::Step(_), .. }
         | Instruction::Send { .. }
         | Instruction::Recv { .. }
         | Instruction::Copy { .. }
         | Instruction::Fill { .. }
         | Instruction::Reduce { .. }
-        | Instruction::Wait { .. } => None,
+        | Instruction::Wait { .. } => [None, None],
     }
 }

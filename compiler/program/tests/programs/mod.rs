@@ -361,6 +361,7 @@ impl<'a> Builder<'a> {
             name,
             params: params.into_iter().map(param).collect(),
             scalars: IdVec::new(),
+            pair: None,
             body: Body::Abstract { flops: Flops(time), traffic: Bytes::ZERO },
         })
     }
@@ -497,7 +498,12 @@ impl<'a> Builder<'a> {
                 params.extend(state.map(|_| ("gradient", p.weights, Access::Accumulate)));
             }
             let function = self.function(pass, g, params);
-            list.push(Instruction::Run { function, views: views.into(), scalars: Box::new([]), work });
+            list.push(Instruction::Run {
+                function,
+                views: views.into(),
+                scalars: Box::new([]),
+                work: work.clone(),
+            });
             let position = list.len() as u32;
             if let Some((key, slot)) = consumed {
                 side.get_mut(&key).unwrap().slots[slot].1 = Some(position);

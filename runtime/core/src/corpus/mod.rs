@@ -324,6 +324,7 @@ impl Builder {
                 name: self.name.clone(),
                 params: self.params,
                 scalars: self.scalars,
+                pair: None,
                 body: Body::Kernels { values: self.values, kernels: self.kernels },
             },
             name: self.name,

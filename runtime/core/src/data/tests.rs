@@ -126,6 +126,50 @@ fn a_tokenizer_file() {
     assert!(matches!(open("missing.json", 9), Err(DataError::Tokenizer { .. })));
 }
 
+/// A byte-level BPE as GPT-2 has one: words split by its pattern, a space as the first letter of the word after it, merges
+/// by their rank and not by their length or place, and bytes for what has no letter.
+#[test]
+fn merges_are_made_by_rank() {
+    let tokenizer = r#"{
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null, "post_processor": null,
+        "added_tokens": [{ "id": 17, "content": "<|endoftext|>", "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true }],
+        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true },
+        "model": {
+            "type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": "", "end_of_word_suffix": "",
+            "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+            "vocab": { "a": 0, "c": 1, "e": 2, "h": 3, "t": 4, "!": 5, "Ġ": 6, "Ċ": 7, "Ã": 8, "©": 9, "th": 10, "the": 11,
+                "at": 12, "Ġc": 13, "Ġcat": 14, "hat": 15, "Ã©": 16, "<|endoftext|>": 17 },
+            "merges": ["t h", "th e", "a t", "Ġ c", "Ġc at", "h at", "Ã ©"]
+        }
+    }"#;
+    let text = "the cat hath\n hat!é<|endoftext|>the";
+    let expected = [
+        &[11][..],      // the
+        &[14],          // Ġcat
+        &[6, 3, 0, 10], // Ġ h a th: th comes before at, although hat would be longer
+        &[7],           // the line end
+        &[6, 15],       // Ġ hat
+        &[5],           // !
+        &[16],          // two bytes in one token
+        &[17],          // the special token, where it stands in the text
+        &[11],
+    ]
+    .concat();
+    let folder = folder(&[("t.json", tokenizer.as_bytes()), ("a.txt", text.as_bytes())]);
+    let data = Data::Text {
+        paths: vec!["a.txt".to_owned()],
+        tokenizer: Tokenizer::File("t.json".to_owned()),
+        shuffle: false,
+    };
+    let length = u32::try_from(expected.len() - 1).expect("few");
+    let mut batches =
+        Batches::from_data(&data, batch(1, 1, length), 1, Some(18), folder.path()).expect("the data");
+    let fed = batches.step(0).expect("a step");
+    assert_eq!((&fed.tokens[..], &fed.targets[..]), (&expected[..expected.len() - 1], &expected[1..]));
+}
+
 #[test]
 fn what_is_wrong_with_the_data_is_said() {
     let folder = folder(&[("a.txt", b"abcdef"), ("x.bin", b"\xFF\xFE"), ("empty/.keep", b"")]);

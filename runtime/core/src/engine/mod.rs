@@ -124,11 +124,11 @@ impl At {
             None => ("between instructions".to_owned(), None),
             Some(Instruction::Run { function, work, .. }) => {
                 let name = program.functions.get(*function).map_or("", |function| function.name.as_str());
-                (format!("run {function} `{name}`"), Some(*work))
+                (format!("run {function} `{name}`"), Some(work.clone()))
             }
-            Some(Instruction::Send { channel, work, .. }) => (format!("send {channel}"), Some(*work)),
-            Some(Instruction::Recv { channel, work, .. }) => (format!("recv {channel}"), Some(*work)),
-            Some(Instruction::Reduce { group, work, .. }) => (format!("reduce {group}"), Some(*work)),
+            Some(Instruction::Send { channel, work, .. }) => (format!("send {channel}"), Some(work.clone())),
+            Some(Instruction::Recv { channel, work, .. }) => (format!("recv {channel}"), Some(work.clone())),
+            Some(Instruction::Reduce { group, work, .. }) => (format!("reduce {group}"), Some(work.clone())),
             Some(Instruction::Copy { .. }) => ("copy".to_owned(), None),
             Some(Instruction::Fill { .. }) => ("fill".to_owned(), None),
             Some(Instruction::Wait { queue, position }) => (format!("wait {queue}>={position}"), None),

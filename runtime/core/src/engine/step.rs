@@ -239,7 +239,7 @@ impl<'a> Driver<'a> {
             }
             Instruction::Run { function, views, scalars, work } => {
                 self.begin(index);
-                self.call(*function, views, scalars, *work)?;
+                self.call(*function, views, scalars, work)?;
                 Ok(Attempt::Finished)
             }
             Instruction::Copy { from, to } => {
@@ -273,7 +273,7 @@ impl<'a> Driver<'a> {
         function: FunctionId,
         views: &[View],
         arguments: &[Argument],
-        work: Work,
+        work: &Work,
     ) -> Result<(), DeviceError> {
         let Some(compiled) = self.worker.functions.get(function.index()).copied().flatten() else {
             return Err(DeviceError::Failed(format!("{function} was not compiled")));
@@ -284,7 +284,19 @@ impl<'a> Driver<'a> {
             self.regions.push(region);
         }
         self.scalars.clear();
-        self.scalars.extend(arguments.iter().map(|&argument| self.step.inputs.scalar(argument, work)));
+        let pair = self.step.program.functions[function].pair;
+        for (position, &argument) in arguments.iter().enumerate() {
+            let micro_batch = match work {
+                Work::Pass(_, unit) => u64::from(unit.micro_batch.0),
+                Work::Pair(of) => {
+                    let is_forward = pair.is_none_or(|halves| position < halves.scalar.index());
+                    let unit = if is_forward { of.forward } else { of.backward };
+                    u64::from(unit.micro_batch.0)
+                }
+                Work::Stage(..) | Work::Step(_) => 0,
+            };
+            self.scalars.push(self.step.inputs.scalar(argument, micro_batch));
+        }
         self.worker.device.run(compiled, &self.regions, &self.scalars)
     }
 
@@ -382,8 +394,8 @@ impl<'a> Driver<'a> {
 }
 
 impl StepInputs {
-    /// The value of an argument of a call.
-    fn scalar(&self, argument: Argument, work: Work) -> ScalarValue {
+    /// The value of an argument of a call for a micro-batch.
+    fn scalar(&self, argument: Argument, micro_batch: u64) -> ScalarValue {
         match argument {
             Argument::Integer(value) => ScalarValue::Integer(value),
             Argument::Real(value) => ScalarValue::Real(value),
@@ -391,10 +403,6 @@ impl StepInputs {
             Argument::Step(StepInput::Step) => ScalarValue::Integer(self.step),
             Argument::Step(StepInput::LossScale) => ScalarValue::Real(self.loss_scale),
             Argument::Step(StepInput::Seed) => {
-                let micro_batch = match work {
-                    Work::Pass(_, unit) => u64::from(unit.micro_batch.0),
-                    Work::Stage(..) | Work::Step(_) => 0,
-                };
                 ScalarValue::Integer(splitmix::at(splitmix::at(self.seed, self.step), micro_batch))
             }
         }

@@ -109,14 +109,17 @@ pub(super) fn plot(arguments: &ScheduleArguments, path: &Path, reporter: Reporte
             let cap = (memory * scale.memory * (1.0 + 1e-12)).floor() as u64;
             joined.caps = Some(joined.devices().values().map(|_| cap).collect());
             let Ok((problem, schedule)) = explore(&joined, Effort::Least) else { continue };
-            line.push((memory, executed(&problem, &schedule, reporter)?.bubble()));
+            let peak = peaks(&problem, &schedule).values().copied().max().unwrap_or(0);
+            line.push((peak as f64 / scale.memory, executed(&problem, &schedule, reporter)?.bubble()));
         }
+        let line = improving(line);
         let name =
             if slices > 1 { format!("auto, up to {slices} slices") } else { "auto, no slices".to_owned() };
         curves.push(Curve { name, line });
     }
+    let costs: String = arguments.costs.iter().map(|cost| format!(", {cost}")).collect();
     let title = format!(
-        "{} devices, up to {} stages each, {} micro-batches",
+        "{} devices, up to {} stages each, {} micro-batches{costs}",
         arguments.devices,
         finest.chunks(),
         arguments.microbatches
@@ -130,3 +133,15 @@ const MOST_MEMORY: f64 = 1.5;
 
 /// Caps on the line of `auto`, besides the first.
 const STEPS: u32 = 20;
+
+/// Of memory and idle shares those that no other with at most the memory is below, memory ascending.
+fn improving(mut line: Vec<(f64, f64)>) -> Vec<(f64, f64)> {
+    line.sort_by(|a, b| a.0.total_cmp(&b.0).then(a.1.total_cmp(&b.1)));
+    let mut least = f64::INFINITY;
+    line.retain(|&(_, bubble)| {
+        let improves = bubble < least;
+        least = least.min(bubble);
+        improves
+    });
+    line
+}

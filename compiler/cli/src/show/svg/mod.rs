@@ -13,8 +13,8 @@ use super::axis::{label, percent, ticks};
 use super::scene::{Kind, Lane, Mark, Row, lanes, makespan, rows, title};
 use pipec_program::memory::{ArenaUse, memory as arenas};
 use pipec_program::simulate::{DeviceUse, bubble, device_use};
-use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Program, QueueKind};
-use std::collections::{BTreeMap, BTreeSet};
+use pipec_program::{Bytes, Category, DeviceId, IdVec, Nanos, Pass, Program, QueueKind, Unit};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 use style::{fill, ink};
 
@@ -139,7 +139,7 @@ impl<'a> Drawing<'a> {
                 number(top - 6.0),
                 number(bottom),
                 number(top - 11.0),
-                label(tick)
+                if tick == Nanos(0) { "0".to_owned() } else { label(tick) }
             );
         }
         axis
@@ -187,7 +187,8 @@ impl<'a> Drawing<'a> {
         let (x, y) = (number(16.0), number(self.y));
         _ = writeln!(
             self.body,
-            "<text class=\"device\" x=\"{x}\" y=\"{y}\">{name}<tspan class=\"stages\">{stages}</tspan></text>"
+            "<text class=\"device\" x=\"{x}\" y=\"{y}\">{name}<tspan class=\"stages\" dx=\"5\">{}</tspan></text>",
+            stages.trim_start()
         );
         self.y = after + ROW_GAP - GAP;
     }
@@ -203,7 +204,7 @@ impl<'a> Drawing<'a> {
     }
 
     /// The boxes of a lane over the grey of idle time.
-    fn lane(&mut self, marks: &[Mark], row: &Row, height: f64, numbered: bool) {
+    fn lane(&mut self, marks: &[Mark<'_>], row: &Row, height: f64, numbered: bool) {
         _ = writeln!(
             self.body,
             "<rect class=\"idle\" x=\"{}\" y=\"{}\" width=\"{PLOT}\" height=\"{height}\" rx=\"2\"/>",
@@ -218,7 +219,7 @@ impl<'a> Drawing<'a> {
             }
             // A hair between boxes, as long as that leaves something of them.
             let width = if end - x > 2.0 { end - x - 0.7 } else { (end - x).max(0.4) };
-            let chunk = mark.unit().map_or(0, |unit| row.chunk(unit.stage));
+            let chunk = mark.passes().next().map_or(0, |(_, unit)| row.chunk(unit.stage));
             let tooltip = format!(
                 "{}\n{} to {} ({})",
                 mark.event.name(self.program),
@@ -236,11 +237,12 @@ impl<'a> Drawing<'a> {
                 if width > 4.0 && numbered { " rx=\"2\"" } else { "" },
                 escape(&tooltip)
             );
-            let text = match mark.unit() {
-                Some(unit) if sliced => format!("{}.{}", unit.micro_batch.0, unit.slice.0),
-                Some(unit) => unit.micro_batch.0.to_string(),
-                None => mark.kind.letter().to_owned(),
+            let number_of = |(_, unit): (Pass, Unit)| match sliced {
+                true => format!("{}.{}", unit.micro_batch.0, unit.slice.0),
+                false => unit.micro_batch.0.to_string(),
             };
+            let numbers: Vec<String> = mark.passes().map(number_of).collect();
+            let text = if numbers.is_empty() { mark.kind.letter().to_owned() } else { numbers.join("+") };
             if numbered && width >= DIGIT * text.len() as f64 + 3.0 {
                 _ = write!(
                     self.body,
@@ -272,21 +274,27 @@ impl<'a> Drawing<'a> {
 
     /// What the colours mean, of all that occurs.
     fn legend(&mut self, chunks: usize) {
-        let mut passes: BTreeMap<&str, Vec<String>> = BTreeMap::new();
-        let mut order = Vec::new();
+        // What has one name or one colour has one entry.
+        let mut entries: Vec<(Vec<&str>, Vec<String>)> = Vec::new();
         for &kind in &self.kinds {
             let mark = Mark { event: style::NOWHERE, kind, work: None };
             let shades = match kind {
-                Kind::Pass(_) => (0..chunks.min(style::SHADES)).map(|chunk| fill(&mark, chunk)).collect(),
+                Kind::Pass(_) | Kind::Pair(_) => {
+                    (0..chunks.min(style::SHADES)).map(|chunk| fill(&mark, chunk)).collect()
+                }
                 Kind::Step(_) | Kind::Fill | Kind::Copy | Kind::Reduce => vec![fill(&mark, 0)],
                 // Messages have the colours of the passes that made them.
                 Kind::Send | Kind::Recv => continue,
             };
-            order.push(kind.meaning());
-            passes.insert(kind.meaning(), shades);
+            let name = kind.meaning();
+            match entries.iter_mut().find(|(names, known)| names.contains(&name) || *known == shades) {
+                Some((names, _)) if names.contains(&name) => {}
+                Some((names, _)) => names.push(name),
+                None => entries.push((vec![name], shades)),
+            }
         }
         let mut entries: Vec<(String, Vec<String>)> =
-            order.iter().map(|&name| (name.to_owned(), passes.remove(name).unwrap_or_default())).collect();
+            entries.into_iter().map(|(names, shades)| (names.join(", "), shades)).collect();
         entries.push(("idle".to_owned(), vec![style::IDLE.to_owned()]));
         self.swatches(&entries);
         let categories = Category::ALL.iter().filter(|category| self.categories.contains(category));
@@ -324,8 +332,8 @@ impl<'a> Drawing<'a> {
 }
 
 /// The marks of all queues of a kind, by time.
-fn merged(lanes: &[Lane], kind: QueueKind) -> Vec<Mark> {
-    let mut marks: Vec<Mark> =
+fn merged<'a>(lanes: &[Lane<'a>], kind: QueueKind) -> Vec<Mark<'a>> {
+    let mut marks: Vec<Mark<'a>> =
         lanes.iter().filter(|lane| lane.kind == kind).flat_map(|lane| lane.marks.iter().copied()).collect();
     marks.sort_by_key(|mark| mark.event.start);
     marks

@@ -12,6 +12,7 @@ const FORWARD: [&str; SHADES] = ["#a9d0f5", "#5fa5e3", "#2f79c4", "#1b5390"];
 const BACKWARD: [&str; SHADES] = ["#a8dcae", "#62bd72", "#339250", "#1d6a37"];
 const WEIGHT: [&str; SHADES] = ["#ffd499", "#fbab48", "#e5821a", "#b4600a"];
 const RECOMPUTE: [&str; SHADES] = ["url(#again0)", "url(#again1)", "url(#again2)", "url(#again3)"];
+const PAIR: [&str; SHADES] = ["#a3dbd8", "#57b9b4", "#2a8f8a", "#186560"];
 const AGAIN: [(&str, &str); SHADES] =
     [("#e4d5f5", "#a583d1"), ("#cdb3ec", "#8a5fc2"), ("#a583d1", "#6b3fa8"), ("#8a5fc2", "#4f2885")];
 
@@ -20,13 +21,14 @@ pub(super) const NOWHERE: Event =
     Event { queue: QueueId(0), position: 0, start: Nanos::ZERO, end: Nanos::ZERO };
 
 /// The colour of a box.
-pub(super) fn fill(mark: &Mark, chunk: usize) -> String {
+pub(super) fn fill(mark: &Mark<'_>, chunk: usize) -> String {
     let shade = chunk.min(SHADES - 1);
     let colour = match mark.kind {
         Kind::Pass(Pass::F) => FORWARD[shade],
         Kind::Pass(Pass::B | Pass::BW) => BACKWARD[shade],
         Kind::Pass(Pass::W) => WEIGHT[shade],
         Kind::Pass(Pass::R) => RECOMPUTE[shade],
+        Kind::Pair(_) => PAIR[shade],
         Kind::Step(_) => "#b4bac4",
         Kind::Fill => "#d5d9df",
         Kind::Copy => "#d9739f",
@@ -38,10 +40,10 @@ pub(super) fn fill(mark: &Mark, chunk: usize) -> String {
 }
 
 /// The class of the number in a box: light on dark colours.
-pub(super) fn ink(mark: &Mark, chunk: usize) -> &'static str {
+pub(super) fn ink(mark: &Mark<'_>, chunk: usize) -> &'static str {
     match mark.kind {
-        Kind::Pass(_) if chunk >= 2 => "box light",
-        Kind::Pass(_) | Kind::Step(_) | Kind::Fill | Kind::Send | Kind::Recv => "box",
+        Kind::Pass(_) | Kind::Pair(_) if chunk >= 2 => "box light",
+        Kind::Pass(_) | Kind::Pair(_) | Kind::Step(_) | Kind::Fill | Kind::Send | Kind::Recv => "box",
         Kind::Copy | Kind::Reduce => "box light",
     }
 }

@@ -10,6 +10,7 @@
 
 mod layout;
 mod optimizer;
+mod pair;
 mod pass;
 mod stage;
 #[cfg(test)]
@@ -22,6 +23,7 @@ use std::borrow::Cow;
 
 pub(crate) use layout::{has_master, place_parameters};
 pub use optimizer::{clip_function, norm_function, update_function};
+pub(crate) use pair::pair_function;
 pub use stage::stage_functions;
 
 /// What the functions of a stage take and need.

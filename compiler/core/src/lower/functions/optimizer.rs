@@ -145,7 +145,8 @@ impl Builder {
 
     fn finish(self) -> StageFunction {
         let body = Body::Kernels { values: self.values, kernels: self.kernels };
-        let function = Function { name: self.name, params: self.params, scalars: self.scalars, body };
+        let function =
+            Function { name: self.name, params: self.params, scalars: self.scalars, pair: None, body };
         StageFunction { function, regions: self.regions }
     }
 }

@@ -187,7 +187,8 @@ impl Pass {
             })
             .collect();
         let body = Body::Kernels { values, kernels };
-        StageFunction { function: Function { name: name.to_owned(), params, scalars, body }, regions }
+        let function = Function { name: name.to_owned(), params, scalars, pair: None, body };
+        StageFunction { function, regions }
     }
 
     /// Lets results take the bytes of operands that nothing reads any more, where the op allows it.
@@ -306,7 +307,7 @@ impl Merged {
 }
 
 /// The scalar of an op.
-fn scalar(op: &mut Op) -> Option<&mut ScalarId> {
+pub(super) fn scalar(op: &mut Op) -> Option<&mut ScalarId> {
     match op {
         Op::CrossEntropyGrad { scale, .. } => Some(scale),
         Op::Map { seed, .. } => seed.as_mut().map(|seed| &mut seed.scalar),

@@ -31,7 +31,12 @@ pub fn coarser(problem: &Problem, placement: Placement, chunks: u32, slices: u32
                 weight: sum.weight + cost.weight,
                 backward: sum.backward + cost.backward,
                 recompute: sum.recompute + cost.recompute,
-                overlap: sum.overlap + cost.overlap,
+                pair: match (sum.pair, cost.pair) {
+                    (None, None) => None,
+                    (Some(_), _) | (None, Some(_)) => {
+                        Some(sum.pair.unwrap_or(sum.apart()) + cost.pair.unwrap_or(cost.apart()))
+                    }
+                },
                 activations: sum.activations + cost.activations,
                 released: sum.released + cost.released,
                 gradients: sum.gradients + cost.gradients,
@@ -51,7 +56,7 @@ const NOTHING: Cost = Cost {
     weight: 0,
     backward: 0,
     recompute: 0,
-    overlap: 0,
+    pair: None,
     activations: 0,
     released: 0,
     gradients: 0,

@@ -9,7 +9,7 @@
 mod coarser;
 mod local;
 mod modulo;
-mod random;
+pub(super) mod random;
 mod warm_up;
 
 pub use coarser::{coarser, explore};
@@ -107,7 +107,9 @@ impl<'a> Best<'a> {
 pub(super) fn order(problem: &Problem, effort: Effort) -> Result<Schedule, Refusal> {
     let mut best = Best { problem, bound: bound(problem), found: None };
     named(&mut best);
-    by_rules(&mut best);
+    svpp(&mut best, problem);
+    by_rules(&mut best, problem);
+    within_less(&mut best);
     if effort > Effort::Least && !best.is_least() {
         modulo::search(&mut best, effort);
         warm_up::search(&mut best, effort);
@@ -120,9 +122,9 @@ pub(super) fn order(problem: &Problem, effort: Effort) -> Result<Schedule, Refus
     }
 }
 
-/// No order is faster: a device works for the sum of its passes, and the device of stage g starts after g forward passes
+/// No order is faster: a device works for the sum of its passes, less what pairs may save, and the device of stage g starts after g forward passes
 /// and messages.
-fn bound(problem: &Problem) -> u64 {
+pub(super) fn bound(problem: &Problem) -> u64 {
     let slices = || (0..problem.slices()).map(pipec_program::Slice);
     let least = |stage| slices().map(|slice| problem.cost(stage, slice).forward).min().unwrap_or(0);
     let bounds = problem.devices().values().map(|stages| {
@@ -130,7 +132,9 @@ fn bound(problem: &Problem) -> u64 {
             let of_one: u64 = slices()
                 .map(|slice| {
                     let cost = problem.cost(stage, slice);
-                    cost.forward + (cost.input + cost.weight).min(cost.backward)
+                    let apart = cost.forward + (cost.input + cost.weight).min(cost.backward);
+                    // Every backward pass may be half of a pair.
+                    apart.saturating_sub(u64::try_from(cost.overlap()).unwrap_or(0))
                 })
                 .sum();
             of_one * problem.micro_batches_of(stage).count() as u64
@@ -158,6 +162,23 @@ fn named(best: &mut Best<'_>) {
             best.offer(schedule);
         }
     }
+}
+
+/// Orders made for seven eighths of the memory. Heuristics do not always make good use of more; with these, more memory is
+/// seldom slower.
+fn within_less(best: &mut Best<'_>) {
+    let Some(caps) = &best.problem.caps else { return };
+    if best.is_least() {
+        return;
+    }
+    let mut less = best.problem.clone();
+    less.caps = Some(caps.values().map(|cap| cap - cap.div_ceil(8)).collect());
+    svpp(best, &less);
+    by_rules(best, &less);
+}
+
+/// SVPP with every warm-up and round, made for a problem.
+fn svpp(best: &mut Best<'_>, problem: &Problem) {
     let split = split(problem);
     for group in groups(problem) {
         for bias in [100, 125, 150, 175, 200] {
@@ -198,9 +219,8 @@ fn limits(problem: &Problem, backward: Backward) -> Vec<Option<Limit>> {
     if sure == loose { vec![sure] } else { vec![sure, loose] }
 }
 
-/// Simulation by rules.
-fn by_rules(best: &mut Best<'_>) {
-    let problem = best.problem;
+/// Simulation by rules, for a problem.
+fn by_rules(best: &mut Best<'_>, problem: &Problem) {
     let orders: Vec<First<'_>> = groups(problem)
         .into_iter()
         .map(First::Rounds)

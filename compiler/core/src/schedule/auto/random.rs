@@ -1,10 +1,10 @@
 //! Numbers that look random and are always the same.
 
 /// SplitMix64.
-pub(super) struct Random(u64);
+pub(in crate::schedule) struct Random(u64);
 
 impl Random {
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::schedule) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -17,12 +17,12 @@ impl Random {
     }
 
     /// A number below `end`; 0 where `end` is.
-    pub(super) fn below(&mut self, end: usize) -> usize {
+    pub(in crate::schedule) fn below(&mut self, end: usize) -> usize {
         self.next().checked_rem(end as u64).unwrap_or(0) as usize
     }
 
     /// A number of `[0, 1)`.
-    pub(super) fn fraction(&mut self) -> f64 {
+    pub(in crate::schedule) fn fraction(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1_u64 << 53) as f64
     }
 }

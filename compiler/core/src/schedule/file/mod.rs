@@ -25,6 +25,10 @@ pub struct ScheduleFile {
     /// Slices s of a sequence.
     #[serde(default = "one")]
     pub slices: u32,
+    /// The tokens of each slice, where they are not equal: what a pipeline cuts its sequences by that takes the order.
+    /// Times and memory are those of such slices already.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lengths: Option<Vec<u64>>,
     /// Micro-batches n of a step.
     #[serde(default = "one")]
     pub microbatches: u32,
@@ -124,7 +128,7 @@ pub enum Table {
     Stages(Vec<Vec<f64>>),
 }
 
-/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, no overlap, no delay, W in one part.
+/// Times of passes: F, B and W 1 by default, BW as B and W, R as F, a pair as F and BW, no delay, W in one part.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Times {
@@ -143,9 +147,9 @@ pub struct Times {
     /// R.
     #[serde(rename = "R", default, skip_serializing_if = "Option::is_none")]
     pub recompute: Option<Table>,
-    /// What a pair takes less than its passes one after the other, by the unit of its backward pass.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub overlap: Option<Table>,
+    /// F and BW of two units as one block, by the unit of BW: as long as the longer of the two at least.
+    #[serde(rename = "FB", default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<Table>,
     /// The delay of a message between devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comm: Option<f64>,
@@ -243,10 +247,14 @@ pub enum FileError {
     Problem(ProblemError),
     /// A table of another size than the stages and slices ask for, or a number that is negative or none.
     Table(&'static str),
+    /// A pair that takes less than one of its passes.
+    Short,
     /// A share outside 0 to 1.
     Share(f64),
     /// A placement with another number of devices or chunks.
     Place,
+    /// Other numbers of lengths than of slices, or slices without tokens.
+    Lengths,
     /// No GEMM of W.
     NoParts,
     /// Passes that name what the problem does not have, by device and position.
@@ -266,8 +274,12 @@ impl fmt::Display for FileError {
             Self::Table(name) => {
                 write!(f, "`{name}` is no table of numbers of at least 0 by stage and slice")
             }
+            Self::Short => {
+                f.write_str("`FB` is less than F or BW: a pair takes as long as its longer pass at least")
+            }
             Self::Share(share) => write!(f, "`b_release` is {share}, and must be between 0 and 1"),
             Self::Place => f.write_str("the placement does not match the numbers of devices and chunks"),
+            Self::Lengths => f.write_str("`lengths` must be a number of tokens of at least 1 for each slice"),
             Self::NoParts => f.write_str("`wparts` must be at least 1"),
             Self::Op(device, position) => {
                 write!(f, "pass {position} of {device} is of nothing that the problem has")

@@ -12,6 +12,7 @@ impl ScheduleFile {
             devices,
             chunks,
             slices,
+            lengths: None,
             microbatches,
             placement: Place::Named(placement),
             costs: Times::default(),
@@ -35,6 +36,7 @@ impl ScheduleFile {
             Some(if same { Table::Everywhere(first) } else { Table::Stages(rows) })
         };
         let time = |of| table(of, scale.time);
+        let paired = costs(problem).any(|cost| cost.pair.is_some());
         let memory = |of| table(of, scale.memory).filter(|table| *table != Table::Everywhere(0.0));
         let stages = |stages: &Vec<StageId>| stages.iter().map(|stage| stage.0).collect();
         let placement = if problem.copies() == 2 {
@@ -46,6 +48,7 @@ impl ScheduleFile {
             devices: problem.devices().len() as u32,
             chunks: problem.chunks(),
             slices: problem.slices(),
+            lengths: None,
             microbatches: problem.micro_batches(),
             placement,
             costs: Times {
@@ -54,7 +57,7 @@ impl ScheduleFile {
                 weight: time(|cost| cost.weight),
                 backward: time(|cost| cost.backward),
                 recompute: time(|cost| cost.recompute),
-                overlap: time(|cost| cost.overlap).filter(|table| *table != Table::Everywhere(0.0)),
+                pair: paired.then(|| time(|cost| cost.pair.unwrap_or(cost.apart()))).flatten(),
                 comm: Some(problem.delay as f64 / scale.time),
                 wparts: Some(problem.weight_parts),
             },
@@ -82,6 +85,11 @@ impl ScheduleFile {
     pub fn problem(&self) -> Result<(Problem, Scale), FileError> {
         let copies = if self.placement == Place::Named(PlaceName::Bidir) { 2 } else { 1 };
         let mut problem = self.placed(copies)?;
+        if let Some(lengths) = &self.lengths
+            && (lengths.len() != self.slices as usize || lengths.contains(&0))
+        {
+            return Err(FileError::Lengths);
+        }
         let (depth, slices) = (problem.depth() as usize, self.slices as usize);
         let rows =
             |name, table: &Option<Table>, default: f64| rows(name, table.as_ref(), default, depth, slices);
@@ -95,7 +103,11 @@ impl ScheduleFile {
         };
         let backward = or("BW", &times.backward, sum(&input, &weight))?;
         let recompute = or("R", &times.recompute, forward.clone())?;
-        let overlap = rows("overlap", &times.overlap, 0.0)?;
+        let pair = or("FB", &times.pair, sum(&forward, &backward))?;
+        let halves = forward.iter().zip(&backward);
+        if times.pair.is_some() && halves.zip(&pair).any(|((f, b), pair)| *pair < f.max(*b)) {
+            return Err(FileError::Short);
+        }
         let delay = number("comm", times.comm.unwrap_or(0.0))?;
         let parts = times.wparts.unwrap_or(1);
         if parts == 0 {
@@ -115,7 +127,7 @@ impl ScheduleFile {
         let limit = amounts.limit.map(|limit| number("limit", limit)).transpose()?;
 
         let units = problem.units() as f64;
-        let all_times = [&forward, &input, &weight, &backward, &recompute, &overlap, &vec![delay]];
+        let all_times = [&forward, &input, &weight, &backward, &recompute, &pair, &vec![delay]];
         let time = scale(all_times.into_iter().flatten().copied(), u64::from(parts), units * 8.0);
         let all_amounts = [&activations, &released, &gradients, &prefix, &checkpoint];
         let multiple = u64::from(parts) * (depth * slices) as u64;
@@ -130,7 +142,7 @@ impl ScheduleFile {
                 weight: in_time(&weight),
                 backward: in_time(&backward),
                 recompute: in_time(&recompute),
-                overlap: in_time(&overlap),
+                pair: times.pair.is_some().then(|| in_time(&pair)),
                 activations: in_memory(&activations),
                 released: in_memory(&released),
                 gradients: in_memory(&gradients),
@@ -176,14 +188,15 @@ impl ScheduleFile {
     }
 }
 
+/// The costs of all units of a micro-batch.
+fn costs(problem: &Problem) -> impl Iterator<Item = &Cost> {
+    let slices = problem.slices();
+    problem.stages().flat_map(move |stage| (0..slices).map(move |slice| problem.cost(stage, Slice(slice))))
+}
+
 /// The share of the activations that B frees, over all units; none where it frees nothing.
 fn released(problem: &Problem) -> Option<f64> {
-    let costs = || {
-        problem
-            .stages()
-            .flat_map(|stage| (0..problem.slices()).map(move |slice| problem.cost(stage, Slice(slice))))
-    };
-    let sum = |of: fn(&Cost) -> u64| costs().map(|cost| of(cost) as f64).sum::<f64>();
+    let sum = |of: fn(&Cost) -> u64| costs(problem).map(|cost| of(cost) as f64).sum::<f64>();
     let released = sum(|cost| cost.released);
     (released > 0.0).then(|| released / sum(|cost| cost.activations))
 }

@@ -113,3 +113,20 @@ proptest! {
         }
     }
 }
+
+/// Pairs that overlap are faster than any order without them, and the search knows.
+#[test]
+fn pairs_are_found_where_they_pay() {
+    for (p, n) in [(1, 4), (2, 8), (3, 9)] {
+        let mut problem = zigzag(p, 2, n);
+        problem.set_costs(|_, _| Cost { pair: Some(2), ..Cost::UNIT });
+        let makespan = |schedule: &Schedule| {
+            execute(&problem, schedule, |step| problem.duration(step)).unwrap().makespan()
+        };
+        let least = super::super::auto::bound(&problem);
+        let named = makespan(&ordered(Policy::DualPipeV, &problem));
+        let found = makespan(&ordered(Policy::Auto(Effort::Least), &problem));
+        assert!(least <= found && found <= named, "p {p} n {n}: {least} {found} {named}");
+        assert!(named < u64::from(6 * n), "p {p} n {n}: {named} is less than the passes one after the other");
+    }
+}

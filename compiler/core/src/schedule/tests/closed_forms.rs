@@ -253,3 +253,51 @@ fn chimera_with_passes_of_equal_time() {
         assert!(most(&problem, &schedule) <= u64::from(p));
     }
 }
+
+/// The times of DualPipe with pairs of any time, by what is known of it: on the devices where the directions meet all but
+/// `2 half + 1` of `units` backward passes are halves of pairs, and these devices idle for `idle`.
+#[test]
+fn dualpipe_with_pairs_of_any_time() {
+    let cost = |f, b, w, pair| Cost {
+        forward: f,
+        input: b,
+        weight: w,
+        backward: b + w,
+        pair: Some(pair),
+        ..Cost::UNIT
+    };
+    let mut published = 0;
+    for (f, b, w) in times_of(&[2, 4, 7, 10], &[2, 4, 8, 9], &[1, 4, 7, 10]) {
+        for pair in [f.max(b + w), f + b + w - f.min(b + w) / 2, f + b + w - 1, f + b + w, f + b + w + 3] {
+            for half in 1..=4_u32 {
+                for n in [2 * half, 2 * half + 1, 3 * half + 2] {
+                    // One copy forth and back on `half` devices, or two copies on twice as many.
+                    let forth = (zigzag(half, 2, n), Policy::DualPipeV, 2 * n);
+                    let both = Problem::uniform(Placement::Bidirectional, 2 * half, 1, 2 * n, 1).unwrap();
+                    for (mut problem, policy, units) in [forth, (both, Policy::DualPipe, 2 * n)] {
+                        problem.set_costs(|_, _| cost(f, b, w, pair));
+                        let found = time(&problem, &ordered(policy, &problem)) as i64;
+                        let [f, b, w, pair] = [f, b, w, pair].map(|time| time as i64);
+                        let [half, units] = [half, units].map(i64::from);
+                        let work = units * (f + b + w) - (units - 2 * half - 1) * (f + b + w - pair);
+                        let idle =
+                            (half - 1) * (pair + f - w - w.min(b)) + ((half - 1) * b - half * f).max(0);
+                        assert_eq!(found, work + idle, "{policy:?} {half} {n}: {f} {b} {w} {pair}");
+                        // As published, (PP / 2 - 1)(F&B + B - 3 W) with B for BW, where F = B and W is no longer.
+                        if f == b && w <= b {
+                            assert_eq!(idle, (half - 1) * (pair + (b + w) - 3 * w));
+                            published += 1;
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(published > 300, "{published}");
+}
+
+/// All combinations of times of F, B and W.
+fn times_of(f: &[u64], b: &[u64], w: &[u64]) -> Vec<(u64, u64, u64)> {
+    let pairs = f.iter().flat_map(|&f| b.iter().map(move |&b| (f, b)));
+    pairs.flat_map(|(f, b)| w.iter().map(move |&w| (f, b, w))).collect()
+}

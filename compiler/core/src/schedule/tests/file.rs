@@ -53,6 +53,36 @@ fn numbers_become_integers_without_loss() {
 }
 
 #[test]
+fn pairs_take_the_time_that_is_stated() {
+    let mut file = file(Policy::DualPipeV, 2, 1, 8);
+    let duration = |file: &ScheduleFile| {
+        let (problem, scale) = file.problem().unwrap();
+        let unit = |stage, micro_batch| Unit { stage: StageId(stage), micro_batch, slice: Slice(0) };
+        let (forward, backward) = (unit(0, MicroBatch(1)), unit(7, MicroBatch(0)));
+        let of = |pass| problem.duration(Step::Pair { forward, backward, pass }) as f64 / scale.time;
+        (of(Pass::BW), of(Pass::B))
+    };
+    assert_eq!(duration(&file), (3.0, 2.0));
+    file.costs.pair = Some(Table::Everywhere(2.5));
+    assert_eq!(duration(&file), (2.5, 1.5));
+    file.costs.pair = Some(Table::Everywhere(3.25));
+    assert_eq!(duration(&file), (3.25, 2.25));
+    // B overlaps as much as BW does, and a pair takes as long as its longer half.
+    file.costs.pair = Some(Table::Everywhere(2.0));
+    assert_eq!(duration(&file), (2.0, 1.0));
+    let (problem, scale) = file.problem().unwrap();
+    let back = ScheduleFile::of(&problem, scale);
+    assert_eq!(back.costs.pair, file.costs.pair);
+    assert_eq!(back.problem().unwrap().0, problem);
+    // Where stages differ, what is known of a pair is how much less it takes than its halves.
+    file.costs.forward =
+        Some(Table::Stages((0..8).map(|stage| vec![if stage == 0 { 3.0 } else { 1.0 }]).collect()));
+    file.costs.pair =
+        Some(Table::Stages((0..8).map(|stage| vec![if stage == 0 { 5.0 } else { 2.5 }]).collect()));
+    assert_eq!(duration(&file), (4.5, 3.5));
+}
+
+#[test]
 fn wrong_files_say_what_is_wrong() {
     let told = |change: fn(&mut ScheduleFile)| {
         let mut file = file(Policy::OneFOneB, 1, 2, 2);
@@ -65,6 +95,12 @@ fn wrong_files_say_what_is_wrong() {
     insta::assert_snapshot!(told(|file| file.microbatches = u32::MAX), @"more than 67108864 units");
     insta::assert_snapshot!(told(|file| file.costs.forward = Some(Table::Slices(vec![1.0]))), @"`F` is no table of numbers of at least 0 by stage and slice");
     insta::assert_snapshot!(told(|file| file.costs.comm = Some(-1.0)), @"`comm` is no table of numbers of at least 0 by stage and slice");
+    insta::assert_snapshot!(told(|file| file.costs.pair = Some(Table::Everywhere(1.5))), @"`FB` is less than F or BW: a pair takes as long as its longer pass at least");
+    for lengths in [vec![1], vec![2, 0], vec![1, 1, 1]] {
+        let mut file = file(Policy::OneFOneB, 1, 2, 2);
+        file.lengths = Some(lengths);
+        assert_eq!(file.problem(), Err(FileError::Lengths));
+    }
     insta::assert_snapshot!(told(|file| file.costs.wparts = Some(0)), @"`wparts` must be at least 1");
     insta::assert_snapshot!(told(|file| file.memory.b_release = Some(1.5)), @"`b_release` is 1.5, and must be between 0 and 1");
     insta::assert_snapshot!(told(|file| file.placement = Place::Named(PlaceName::Bidir)), @"the placement does not match the numbers of devices and chunks");

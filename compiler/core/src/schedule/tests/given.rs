@@ -7,7 +7,7 @@ use crate::spec::{Given, GivenForm};
 #[test]
 fn sizes_and_placements_are_those_of_the_file() {
     let sizes = |text: &str| {
-        let Given { form: _, text: _, devices, virtual_stages, slices, micro_batches, placement } =
+        let Given { form: _, text: _, devices, virtual_stages, slices, lengths: _, micro_batches, placement } =
             given::read("order.json", text).unwrap();
         (devices, virtual_stages, slices, micro_batches, placement)
     };
@@ -21,6 +21,8 @@ fn sizes_and_placements_are_those_of_the_file() {
     assert_eq!(sizes(&file("[[0, 2], [1, 3]]", 2)), (2, 2, 3, 4, Placement::Loop));
     assert_eq!(sizes(&file(r#""vshape""#, 2)), (2, 2, 3, 4, Placement::Zigzag));
     assert_eq!(sizes(&file(r#""bidir""#, 2)), (2, 1, 3, 4, Placement::Bidirectional));
+    let uneven = r#"{"devices": 1, "slices": 3, "lengths": [6, 5, 5], "ops": [[]]}"#;
+    assert_eq!(given::read("order.json", uneven).unwrap().lengths, Some(vec![6, 5, 5]));
     let csv = given::read("order.csv", "0F0,0B0\n1F0,1B0\n").unwrap();
     assert_eq!((csv.form, csv.devices, csv.slices, csv.micro_batches), (GivenForm::Csv, 2, 1, 1));
 }

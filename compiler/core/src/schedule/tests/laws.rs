@@ -116,14 +116,15 @@ fn policies_that_are_one_another() {
 }
 
 pub(super) fn costs() -> impl Strategy<Value = Cost> {
-    (1..20_u64, 1..20_u64, 1..20_u64, 1..9_u64, 0..4_u64, 0..4_u64, 0..3_u64).prop_map(
-        |(forward, input, weight, activations, released, gradients, prefix)| Cost {
+    let pair = prop::option::of(-60..10_i64);
+    (1..20_u64, 1..20_u64, 1..20_u64, pair, 1..9_u64, 0..4_u64, 0..4_u64, 0..3_u64).prop_map(
+        |(forward, input, weight, pair, activations, released, gradients, prefix)| Cost {
             forward,
             input,
             weight,
             backward: input + weight,
             recompute: forward,
-            overlap: 0,
+            pair: pair.map(|more| (forward + input + weight).saturating_add_signed(more).max(forward)),
             activations,
             released: released.min(activations),
             gradients,
@@ -177,6 +178,7 @@ proptest! {
             let bound = execution.busy(device) + u64::from(nearest) * least;
             prop_assert!(execution.makespan() >= bound);
         }
+        prop_assert!(execution.makespan() >= super::super::auto::bound(&problem));
         // Memory comes back to nothing.
         for steps in schedule.devices.values() {
             let changes = steps.iter().map(|&step| super::super::memory::change(&problem, step, |_| false));

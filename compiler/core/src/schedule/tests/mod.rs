@@ -7,6 +7,8 @@ mod file;
 mod given;
 mod grids;
 mod laws;
+mod monotony;
+mod properties;
 
 use super::*;
 use pipec_program::id::Id;

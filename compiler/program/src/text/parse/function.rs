@@ -3,20 +3,22 @@
 use super::Parser;
 use super::cursor::{Cursor, FLOPS, Parsed};
 use super::tables::next_id;
-use crate::function::{Access, Body, Function, Param, Scalar, ScalarType, Value};
+use crate::function::{Access, Body, Function, Halves, Param, Scalar, ScalarType, Value};
 use crate::id::{FunctionId, ParamId, ScalarId, ValueId};
 use crate::units::Flops;
 
 impl Parser {
-    /// `f0 "forward_g0" {`; the row of the function is there already.
+    /// `f0 "forward_g0" {` or `f4 "forward_g0+backward_g3" pair p7, s0 {`; the row of the function is there already.
     pub(super) fn function_header(&mut self, c: &mut Cursor<'_>) -> Parsed<()> {
         self.next.param = 0;
         self.next.scalar = 0;
         self.next.value = 0;
         next_id::<FunctionId>(c, b'f', "a function", &mut self.next.function)?;
         let name = c.string()?;
+        let pair = c.eat_word("pair").then(|| halves(c)).transpose()?;
         if let Some((_, function)) = self.program.functions.iter_mut().next_back() {
             function.name = name;
+            function.pair = pair;
         }
         c.expect("{")
     }
@@ -63,6 +65,13 @@ impl Parser {
         }
         c.finish()
     }
+}
+
+/// `p7, s0`: where the backward half begins.
+fn halves(c: &mut Cursor<'_>) -> Parsed<Halves> {
+    let region = c.id(b'p', "a region")?;
+    c.expect(",")?;
+    Ok(Halves { region, scalar: c.id(b's', "a scalar")? })
 }
 
 fn kernels<'f>(

@@ -4,7 +4,7 @@ use super::Parser;
 use super::cursor::{Cursor, Parsed};
 use super::tables::next_id;
 use crate::id::QueueId;
-use crate::program::{Argument, Instruction, Pass, Queue, QueueKind, StepInput, StepWork, Unit, Work};
+use crate::program::{Argument, Instruction, Pair, Pass, Queue, QueueKind, StepInput, StepWork, Unit, Work};
 
 impl Parser {
     /// `q0 d0 compute {`
@@ -111,17 +111,18 @@ fn argument(c: &mut Cursor<'_>, position: usize) -> Parsed<Argument> {
     if c.real_is_next() { Ok(Argument::Real(c.real()?)) } else { Ok(Argument::Integer(c.number()?)) }
 }
 
-/// ` for F g2.m3.i0`, ` for update g1` or ` for clip`.
+/// ` for F g2.m3.i0`, ` for F g2.m3.i0 + BW g5.m1.i0`, ` for update g1` or ` for clip`.
 fn work(c: &mut Cursor<'_>) -> Parsed<Work> {
     c.expect_word("for")?;
     let at = c.here();
     let word = c.word();
     if let Some(&pass) = Pass::ALL.iter().find(|pass| pass.name() == word) {
-        let stage = c.id(b'g', "a stage")?;
-        c.expect(".")?;
-        let micro_batch = c.id(b'm', "a micro-batch")?;
-        c.expect(".")?;
-        return Ok(Work::Pass(pass, Unit { stage, micro_batch, slice: c.id(b'i', "a slice")? }));
+        let first = unit(c)?;
+        if pass != Pass::F || !c.eat("+") {
+            return Ok(Work::Pass(pass, first));
+        }
+        let pass = c.choice("a pass", &Pass::ALL, Pass::name)?;
+        return Ok(Work::Pair(Box::new(Pair { forward: first, backward: unit(c)?, pass })));
     }
     let Some(&work) = StepWork::ALL.iter().find(|work| work.name() == word) else {
         return c.fail_at(
@@ -134,4 +135,13 @@ fn work(c: &mut Cursor<'_>) -> Parsed<Work> {
     } else {
         Ok(Work::Stage(work, c.id(b'g', "a stage")?))
     }
+}
+
+/// `g2.m3.i0`
+fn unit(c: &mut Cursor<'_>) -> Parsed<Unit> {
+    let stage = c.id(b'g', "a stage")?;
+    c.expect(".")?;
+    let micro_batch = c.id(b'm', "a micro-batch")?;
+    c.expect(".")?;
+    Ok(Unit { stage, micro_batch, slice: c.id(b'i', "a slice")? })
 }

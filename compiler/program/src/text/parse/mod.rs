@@ -240,6 +240,7 @@ impl Parser {
                     name: String::new(),
                     params: IdVec::new(),
                     scalars: IdVec::new(),
+                    pair: None,
                     body: Body::Kernels { values: IdVec::new(), kernels: Vec::new() },
                 };
                 self.program.functions.push(function);

@@ -3,7 +3,7 @@
 use super::print_view;
 use super::writer::Writer;
 use crate::id::{BufferId, IdVec};
-use crate::program::{Argument, Buffer, Instruction, Work};
+use crate::program::{Argument, Buffer, Instruction, Pass, Unit, Work};
 
 pub(super) fn print(w: &mut Writer, instruction: &Instruction, buffers: &IdVec<BufferId, Buffer>) {
     match instruction {
@@ -19,17 +19,17 @@ pub(super) fn print(w: &mut Writer, instruction: &Instruction, buffers: &IdVec<B
                 };
             }
             w.put(")");
-            print_work(w, *work);
+            print_work(w, work);
         }
         Instruction::Send { channel, view, work } => {
             w.put("send c").number(channel.0).put(", ");
             print_view(w, *view, buffers);
-            print_work(w, *work);
+            print_work(w, work);
         }
         Instruction::Recv { channel, view, work } => {
             w.put("recv c").number(channel.0).put(", ");
             print_view(w, *view, buffers);
-            print_work(w, *work);
+            print_work(w, work);
         }
         Instruction::Copy { from, to } => {
             w.put("copy ");
@@ -44,7 +44,7 @@ pub(super) fn print(w: &mut Writer, instruction: &Instruction, buffers: &IdVec<B
         Instruction::Reduce { group, view, work } => {
             w.put("reduce r").number(group.0).put(", ");
             print_view(w, *view, buffers);
-            print_work(w, *work);
+            print_work(w, work);
         }
         Instruction::Wait { queue, position } => {
             w.put("wait q").number(queue.0).put(">=").number(*position);
@@ -52,13 +52,19 @@ pub(super) fn print(w: &mut Writer, instruction: &Instruction, buffers: &IdVec<B
     }
 }
 
-fn print_work(w: &mut Writer, work: Work) {
+fn print_work(w: &mut Writer, work: &Work) {
     match work {
-        Work::Pass(pass, unit) => {
-            w.put(" for ").put(pass.name()).put(" g").number(unit.stage.0);
-            w.put(".m").number(unit.micro_batch.0).put(".i").number(unit.slice.0)
+        Work::Pass(pass, unit) => print_pass(w.put(" for "), *pass, *unit),
+        Work::Pair(pair) => {
+            print_pass(w.put(" for "), Pass::F, pair.forward);
+            print_pass(w.put(" + "), pair.pass, pair.backward)
         }
         Work::Stage(work, stage) => w.put(" for ").put(work.name()).put(" g").number(stage.0),
         Work::Step(work) => w.put(" for ").put(work.name()),
     };
+}
+
+fn print_pass(w: &mut Writer, pass: Pass, unit: Unit) -> &mut Writer {
+    w.put(pass.name()).put(" g").number(unit.stage.0);
+    w.put(".m").number(unit.micro_batch.0).put(".i").number(unit.slice.0)
 }

@@ -5,7 +5,7 @@ mod kernel;
 mod writer;
 
 use super::lines::{FunctionLines, Lines, ParameterLines, QueueLines};
-use crate::function::{Body, Function};
+use crate::function::{Body, Function, Halves};
 use crate::id::{BufferId, IdVec};
 use crate::kernel::Kernel;
 use crate::program::{Buffer, Data, Init, LearningRate, Placed, Program, Space, TokenWidth, Tokenizer, View};
@@ -39,7 +39,11 @@ pub fn print_with_lines(program: &Program) -> (String, Lines) {
     tables(&mut w, program, &mut lines);
     for (id, function) in program.functions.iter() {
         w.end();
-        w.put("function f").number(id.0).put(" ").string(&function.name).put(" {");
+        w.put("function f").number(id.0).put(" ").string(&function.name);
+        if let Some(Halves { region, scalar }) = function.pair {
+            w.put(" pair p").number(region.0).put(", s").number(scalar.0);
+        }
+        w.put(" {");
         let header = w.end();
         let mut rows = FunctionLines { header, ..FunctionLines::default() };
         print_function(&mut w, function, &mut rows);

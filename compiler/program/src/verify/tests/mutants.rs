@@ -1,9 +1,9 @@
 //! Single instructions of good programs, changed: each mutant is refused, or computes the same.
 
 use super::symbolic::outcome;
-use super::{OFFLOAD, TIED, TWO_STAGES};
+use super::{OFFLOAD, PAIR, TIED, TWO_STAGES};
 use crate::id::{MicroBatch, QueueId, StageId};
-use crate::program::{Instruction, Program, Unit, View, Work};
+use crate::program::{Instruction, Pair, Pass, Program, Unit, View, Work};
 use crate::text;
 use crate::units::Bytes;
 use crate::verify::verify;
@@ -46,19 +46,34 @@ fn mutations(program: &Program, queue: QueueId, position: usize) -> Vec<Mutation
         all.push(View { bytes: view.bytes - Bytes(4), ..view });
         all
     };
-    let works = |work: Work| -> Vec<Work> {
-        match work {
+    let units = |unit: Unit| {
+        let Unit { stage, micro_batch, .. } = unit;
+        let other_batch = Unit { micro_batch: MicroBatch(micro_batch.0 ^ 1), ..unit };
+        let other_stage = Unit { stage: StageId(1 - stage.0.min(1)), ..unit };
+        [other_batch, other_stage]
+    };
+    let works = |work: &Work| -> Vec<Work> {
+        match *work {
             Work::Pass(pass, unit) => {
-                let Unit { stage, micro_batch, .. } = unit;
-                let other_batch = Unit { micro_batch: MicroBatch(1 - micro_batch.0), ..unit };
-                let other_stage = Unit { stage: StageId(1 - stage.0.min(1)), ..unit };
-                let mut all = vec![Work::Pass(pass, other_batch), Work::Pass(pass, other_stage)];
-                all.extend(
-                    crate::Pass::ALL
-                        .into_iter()
-                        .filter(|&other| other != pass)
-                        .map(|other| Work::Pass(other, unit)),
-                );
+                let others = Pass::ALL.into_iter().filter(|&other| other != pass);
+                let mut all: Vec<Work> = others.map(|other| Work::Pass(other, unit)).collect();
+                all.extend(units(unit).map(|other| Work::Pass(pass, other)));
+                all.push(Work::Pair(Box::new(Pair {
+                    forward: unit,
+                    backward: units(unit)[0],
+                    pass: Pass::BW,
+                })));
+                all
+            }
+            Work::Pair(ref pair) => {
+                let Pair { forward, backward, pass } = **pair;
+                let others = Pass::ALL.into_iter().filter(|&other| other != pass);
+                let mut all: Vec<Pair> = others.map(|other| Pair { pass: other, ..**pair }).collect();
+                all.extend(units(forward).map(|forward| Pair { forward, ..**pair }));
+                all.extend(units(backward).map(|backward| Pair { backward, ..**pair }));
+                all.push(Pair { forward: backward, backward: forward, pass });
+                let mut all: Vec<Work> = all.into_iter().map(|pair| Work::Pair(Box::new(pair))).collect();
+                all.extend([Work::Pass(Pass::F, forward), Work::Pass(pass, backward)]);
                 all
             }
             Work::Stage(..) | Work::Step(_) => Vec::new(),
@@ -74,7 +89,7 @@ fn mutations(program: &Program, queue: QueueId, position: usize) -> Vec<Mutation
                         function: *function,
                         views: regions,
                         scalars: scalars.clone(),
-                        work: *work,
+                        work: work.clone(),
                     }));
                 }
             }
@@ -83,11 +98,11 @@ fn mutations(program: &Program, queue: QueueId, position: usize) -> Vec<Mutation
                     function: other,
                     views: regions.clone(),
                     scalars: scalars.clone(),
-                    work: *work,
+                    work: work.clone(),
                 };
                 all.push(Mutation::Replace(run));
             }
-            for work in works(*work) {
+            for work in works(work) {
                 all.push(Mutation::Replace(Instruction::Run {
                     function: *function,
                     views: regions.clone(),
@@ -97,25 +112,21 @@ fn mutations(program: &Program, queue: QueueId, position: usize) -> Vec<Mutation
             }
         }
         Instruction::Send { channel, view, work } => {
+            all.extend(views(*view).into_iter().map(|view| {
+                Mutation::Replace(Instruction::Send { channel: *channel, view, work: work.clone() })
+            }));
             all.extend(
-                views(*view).into_iter().map(|view| {
-                    Mutation::Replace(Instruction::Send { channel: *channel, view, work: *work })
-                }),
-            );
-            all.extend(
-                works(*work).into_iter().map(|work| {
+                works(work).into_iter().map(|work| {
                     Mutation::Replace(Instruction::Send { channel: *channel, view: *view, work })
                 }),
             );
         }
         Instruction::Recv { channel, view, work } => {
+            all.extend(views(*view).into_iter().map(|view| {
+                Mutation::Replace(Instruction::Recv { channel: *channel, view, work: work.clone() })
+            }));
             all.extend(
-                views(*view).into_iter().map(|view| {
-                    Mutation::Replace(Instruction::Recv { channel: *channel, view, work: *work })
-                }),
-            );
-            all.extend(
-                works(*work).into_iter().map(|work| {
+                works(work).into_iter().map(|work| {
                     Mutation::Replace(Instruction::Recv { channel: *channel, view: *view, work })
                 }),
             );
@@ -132,11 +143,9 @@ fn mutations(program: &Program, queue: QueueId, position: usize) -> Vec<Mutation
             all.extend(views(*view).into_iter().map(|view| Mutation::Replace(Instruction::Fill { view })));
         }
         Instruction::Reduce { group, view, work } => {
-            all.extend(
-                views(*view)
-                    .into_iter()
-                    .map(|view| Mutation::Replace(Instruction::Reduce { group: *group, view, work: *work })),
-            );
+            all.extend(views(*view).into_iter().map(|view| {
+                Mutation::Replace(Instruction::Reduce { group: *group, view, work: work.clone() })
+            }));
         }
         Instruction::Wait { queue, position } => {
             for other in [position.wrapping_sub(1), position + 1, 0, u32::MAX] {
@@ -166,7 +175,7 @@ fn mutate(program: &Program, queue: QueueId, position: usize, mutation: &Mutatio
 
 #[test]
 fn mutants_are_refused_or_equivalent() {
-    for text in [TWO_STAGES, TIED, OFFLOAD] {
+    for text in [TWO_STAGES, TIED, OFFLOAD, PAIR] {
         let (program, _) = text::parse(text).expect("the text is right");
         let expected = outcome(&program);
         let mut different = Vec::new();

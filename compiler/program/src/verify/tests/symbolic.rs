@@ -52,7 +52,7 @@ impl Machine<'_> {
         self.write(view, (0..count).map(|index| hash((what, index))));
     }
 
-    fn call(&mut self, function: &Function, views: &[View], scalars: &[Argument], work: Work) {
+    fn call(&mut self, function: &Function, views: &[View], scalars: &[Argument], work: &Work) {
         let Body::Kernels { values, kernels } = &function.body else { return };
         let place = |id: ValueId| {
             let Value { param, offset, ty } = &values[id];
@@ -63,8 +63,14 @@ impl Machine<'_> {
             let arguments: Vec<String> = signature::scalars(&kernel.op)
                 .into_iter()
                 .map(|(scalar, ..)| match scalars[scalar.index()] {
+                    // A scalar of a pair is that of its half.
                     Argument::Step(input) => {
-                        format!("{input:?} {:?}", matches!(work, Work::Pass(..)).then_some(work))
+                        let mut passes = work.passes();
+                        let own = match function.pair {
+                            Some(halves) if scalar >= halves.scalar => passes.nth(1),
+                            Some(_) | None => passes.next(),
+                        };
+                        format!("{input:?} {own:?}")
                     }
                     argument => format!("{argument:?}"),
                 })
@@ -89,7 +95,7 @@ impl Machine<'_> {
         let program = self.program;
         match instruction {
             Instruction::Run { function, views, scalars, work } => {
-                self.call(&program.functions[*function], views, scalars, *work);
+                self.call(&program.functions[*function], views, scalars, work);
             }
             Instruction::Send { channel, view, .. } => {
                 let message = self.read(*view);
