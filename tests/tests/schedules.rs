@@ -126,7 +126,7 @@ fn pairs_compute_what_their_passes_compute() {
         assert_eq!(instructions.filter(is_pair).count(), pairs);
         assert!(pairs > 0, "{schedule:?} on {devices}");
         // The same order with the pairs taken apart.
-        let text = pipec::show::schedule_json(&compiled.replica, &compiled.order);
+        let text = pipec::show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths);
         let mut file: serde_json::Value = serde_json::from_str(&text).unwrap();
         file.as_object_mut().and_then(|file| file.remove("pairs")).expect("the file has pairs");
         let given = given::read("apart.json", &file.to_string()).unwrap();

@@ -1,10 +1,10 @@
 //! The passes of a whole model over slices, called by hand on the reference device, in any order of backward passes.
 
 use super::gradients::Gradients;
-use pipec_compiler::graph::graphs;
 use pipec_compiler::lower::functions::{
     Region, SliceFunctions, StageFunction, StageFunctions, Wanted, stage_functions,
 };
+use pipec_compiler::rewrite::{Rates, fastest};
 use pipec_compiler::spec::Spec;
 use pipec_program::id::Id;
 use pipec_program::{Bytes, DType, Parameter, Program, Slice, TensorType};
@@ -36,9 +36,10 @@ impl Model {
     /// a program of the same model and data.
     pub(crate) fn new(spec: &Spec, program: &Program, lengths: &[u64]) -> Self {
         assert_eq!(spec.train.precision, DType::F64);
-        let graphs = graphs(&spec.model, &spec.train, lengths);
+        let forms =
+            fastest(&spec.model, &spec.train, lengths, Rates::of(spec)).expect("every layer can be sliced");
         let wanted = Wanted { fused: true, weights: true, parts: None };
-        let functions = stage_functions(&spec.model, &graphs, 0..spec.model.pieces.len(), "model", wanted);
+        let functions = stage_functions(&spec.model, &forms, 0..spec.model.pieces.len(), "model", wanted);
         let mut sizes: BTreeMap<(Region, Slice), Bytes> = BTreeMap::new();
         for (slice, passes) in functions.slices.iter() {
             for function in passes.all() {

@@ -75,7 +75,7 @@ fn gpt(depth: usize) -> Model {
 }
 
 fn lowered(spec: &Spec) -> Lowered {
-    let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
+    let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(spec)).unwrap();
     let plan = plan(spec, &forms, &Origins::default()).unwrap();
     let problem = plan.problem().unwrap();
     let schedule =

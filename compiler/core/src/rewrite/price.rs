@@ -1,7 +1,7 @@
 //! What a term costs over a micro-batch: the time of its kernel over all slices, and what it keeps.
 
 use super::term::{EGraph, Head, Term};
-use crate::graph::{Op, Type};
+use crate::graph::{Added, Op, Type};
 use crate::mode::{Extent, kernel, tensor};
 use crate::spec::Spec;
 use egg::Id;
@@ -74,17 +74,8 @@ fn time(egraph: &EGraph, class: Id, term: &Term, op: &Op, extent: Extent<'_>, ra
     let Some(kernel) = kernel(op, extent) else { return 0 };
     let mut inputs: Vec<TensorType> = Vec::new();
     let mut classes: Vec<Id> = Vec::new();
-    let added = match op {
-        Op::AttentionGrad { added, .. } => added.count_ones() as usize,
-        Op::Product(crate::graph::Added::Yes) => 1,
-        _ => 0,
-    };
     let heads = crate::mode::heads(op);
-    let operands = match op {
-        // What is added to stands first of a product and last of an attention.
-        Op::Product(_) => &term.children[added..],
-        _ => &term.children[..term.children.len() - added],
-    };
+    let operands = operands(op, &term.children);
     let parts = Parts::of(op, operands.len());
     let mut input = |id: Id, extent: Extent<'_>, inputs: &mut Vec<TensorType>| {
         classes.push(id);
@@ -102,18 +93,18 @@ fn time(egraph: &EGraph, class: Id, term: &Term, op: &Op, extent: Extent<'_>, ra
                 input(id, extent, &mut inputs);
             }
             Some(parts) if parts.earlier.contains(&position) => {}
-            _ if matches!(op, Op::Positions { .. }) && position == 1 => {}
-            _ => input(id, extent, &mut inputs),
+            Some(_) | None => input(id, extent, &mut inputs),
         }
     }
     let types = match &egraph[class].data.ty {
         Type::Tuple(types) => types.clone(),
         other @ (Type::PerToken { .. } | Type::Statistic { .. } | Type::Whole { .. }) => vec![other.clone()],
     };
-    let adds = |position: usize| match op {
-        Op::AttentionGrad { added, .. } => added >> position & 1 == 1,
-        Op::Product(added) => *added == crate::graph::Added::Yes,
-        op => op.sums_tokens(),
+    let adds = |position: usize| {
+        if let Op::AttentionGrad { added, .. } = op {
+            return added >> position & 1 == 1;
+        }
+        *op == Op::Product(Added::Yes) || op.sums_tokens()
     };
     let outputs: Vec<(TensorType, bool)> = types
         .iter()
@@ -132,6 +123,45 @@ fn time(egraph: &EGraph, class: Id, term: &Term, op: &Op, extent: Extent<'_>, ra
     limit(cost.flops, traffic, rates)
 }
 
+/// The operands of an operation that its kernel reads: what it adds to stands first of a product and last of an attention.
+fn operands<'a>(op: &Op, children: &'a [Id]) -> &'a [Id] {
+    match op {
+        Op::Product(Added::Yes) => children.get(1..).unwrap_or_default(),
+        Op::AttentionGrad { added, .. } => {
+            &children[..children.len().saturating_sub(added.count_ones() as usize)]
+        }
+        // Places are known, not read.
+        Op::Positions { .. } => children.get(..1).unwrap_or_default(),
+        Op::Product(Added::No)
+        | Op::Input(_)
+        | Op::Weight(_)
+        | Op::Tokens
+        | Op::Targets
+        | Op::Places
+        | Op::OutputGradient(_)
+        | Op::Part(_)
+        | Op::Embedding
+        | Op::Linear
+        | Op::RmsNorm { .. }
+        | Op::LayerNorm { .. }
+        | Op::Rope(_)
+        | Op::Attention(_)
+        | Op::Softmax { .. }
+        | Op::Map(_)
+        | Op::CrossEntropy { .. }
+        | Op::WeightProduct
+        | Op::SumRows
+        | Op::EmbeddingGrad
+        | Op::PositionsGrad { .. }
+        | Op::RmsNormGrad { .. }
+        | Op::RmsNormGainGrad { .. }
+        | Op::LayerNormGrad { .. }
+        | Op::LayerNormParamGrad { .. }
+        | Op::SoftmaxGrad { .. }
+        | Op::CrossEntropyGrad { .. } => children,
+    }
+}
+
 /// Vectors per token of a value of an operation: statistics and parameters have their own shape.
 fn heads_of(ty: &Type, heads: u64) -> u64 {
     match ty {
@@ -148,11 +178,9 @@ struct Parts {
 
 impl Parts {
     fn of(op: &Op, operands: usize) -> Option<Self> {
-        match op {
-            Op::Attention(_) => (operands == 5).then_some(Self { earlier: [3, 4] }),
-            Op::AttentionGrad { .. } => (operands == 8).then_some(Self { earlier: [3, 4] }),
-            _ => None,
-        }
+        let sliced = (matches!(op, Op::Attention(_)) && operands == 5)
+            || (matches!(op, Op::AttentionGrad { .. }) && operands == 8);
+        sliced.then_some(Self { earlier: [3, 4] })
     }
 }
 

@@ -188,10 +188,9 @@ pub(super) fn terms(graph: &Graph) -> Terms {
             class
         });
         let children = children.collect();
-        let tokens = match &node.op {
-            Op::Input(_) | Op::Tokens | Op::Targets | Op::Places | Op::OutputGradient(_) => Tokens::All,
-            _ => Tokens::None,
-        };
+        let of_tokens =
+            matches!(node.op, Op::Input(_) | Op::Tokens | Op::Targets | Op::Places | Op::OutputGradient(_));
+        let tokens = if of_tokens { Tokens::All } else { Tokens::None };
         let given = graph.outputs.contains(&id) || graph.input_gradients.contains(&id);
         let fact = Fact { ty: node.ty.clone(), tokens, backward, node: id, given };
         classes.push(add(&mut egraph, Term::op(node.op.clone(), children), Some(fact)));

@@ -24,7 +24,7 @@ fn drawn(random: &mut Random) -> Problem {
             weight,
             backward,
             recompute: forward,
-            overlap: 0,
+            pair: None,
             activations: 4,
             released: 1,
             gradients: 1,
