@@ -135,7 +135,7 @@ fn compiled(
     let lengths = slice_lengths(spec);
     let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec))
         .map_err(|error| not_sliceable(&error, spec, origins))?;
-    let forms = forms(&layers, &spec.model, &spec.train, &lengths);
+    let forms = forms(&layers, &spec.model, &spec.train, &lengths, spec.pipeline.recompute);
     for form in forms.values().flat_map(|forms| forms.values()) {
         lawful("rewrite", mode::verify(form))?;
     }

@@ -9,7 +9,7 @@ use crate::plan::plan;
 use crate::rewrite::{Rates, fastest};
 use crate::schedule::order;
 use crate::spec::{
-    Cluster, Cut, DeviceKind, Model, Node, Optimizer, Pipeline, Schedule as Policy, Train, Wire,
+    Cluster, Cut, DeviceKind, Model, Node, Optimizer, Pipeline, Recompute, Schedule as Policy, Train, Wire,
 };
 use pipec_program::id::Id;
 use pipec_program::{
@@ -60,6 +60,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             schedule,
             given: None,
             balance: 0,
+            recompute: Recompute::None,
             replicas: 1,
         },
     }

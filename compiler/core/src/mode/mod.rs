@@ -19,7 +19,7 @@ mod shape;
 mod verify;
 
 use crate::graph::{self, Type};
-use crate::spec::{LayerId, Model, Op, SlotId, Train};
+use crate::spec::{LayerId, Model, Op, Recompute, SlotId, Train};
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, DType, Kernel, Mask, Nanos, Part, ScalarId, Shape, Slice, TensorType, ValueId};
 use std::fmt;
@@ -133,13 +133,41 @@ impl fmt::Debug for StepId {
 /// The forms of all distinct layers for one slice.
 pub type Forms = IdVec<LayerId, Form>;
 
-/// The forms of the layers of a model for every slice of a micro-batch of a training run, each in its first mode.
-/// `lengths` are the tokens of the slices, which add up to those of a sequence.
-pub fn forms(layers: &Layers, model: &Model, train: &Train, lengths: &[u64]) -> IdVec<Slice, Forms> {
+impl Layer {
+    /// The mode that a pipeline asks for.
+    pub fn mode(&self, recompute: Recompute) -> &Mode {
+        let mut modes = self.modes.iter();
+        let mode = match recompute {
+            Recompute::None => modes.next(),
+            // The front goes from the fastest to the one that keeps least.
+            Recompute::Selective => modes.rfind(|mode| !mode.repeats_products()).or(self.modes.first()),
+            Recompute::Full => modes.next_back(),
+        };
+        mode.expect("a layer has a mode")
+    }
+}
+
+impl Mode {
+    /// Whether the backward pass computes a product or an attention of the forward pass again.
+    pub fn repeats_products(&self) -> bool {
+        let mut backward = self.steps.values().skip(self.forward);
+        backward.any(|step| matches!(step.make, Make::Op(graph::Op::Linear | graph::Op::Attention(_))))
+    }
+}
+
+/// The forms of the layers of a model for every slice of a micro-batch of a training run, each in the mode that is asked
+/// for. `lengths` are the tokens of the slices, which add up to those of a sequence.
+pub fn forms(
+    layers: &Layers,
+    model: &Model,
+    train: &Train,
+    lengths: &[u64],
+    recompute: Recompute,
+) -> IdVec<Slice, Forms> {
     let reach = reach(model);
     let of_slice = |slice: usize| {
         let extent = Extent { sequences: train.micro_batch, lengths, slice, reach };
-        layers.values().map(|layer| form(layer, &layer.modes[0], extent)).collect()
+        layers.values().map(|layer| form(layer, layer.mode(recompute), extent)).collect()
     };
     (0..lengths.len()).map(of_slice).collect()
 }

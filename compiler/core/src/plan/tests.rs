@@ -67,6 +67,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             schedule,
             given: None,
             balance: 0,
+            recompute: Recompute::None,
             replicas: 1,
         },
     }

@@ -1,7 +1,7 @@
 //! Decisions by equality: how a layer is sliced, what its backward pass keeps and what it computes again, and what becomes
 //! one kernel.
 //!
-//! Every distinct layer is one small e-graph (the crate `egg`). Its graph is put in, the [rules] say what is equal to
+//! Every distinct layer is one small e-graph (the crate `egg`). Its graph is put in, the [`rules()`] say what is equal to
 //! what until nothing is left to say, and the extraction finds the Pareto front of ways to compute what the layer gives,
 //! in time and in bytes kept for the backward pass. The forward results are roots as the gradients are: else the cheapest
 //! forward pass would be none.
@@ -19,7 +19,7 @@ mod tests;
 
 use crate::graph::{Graph, Graphs, NodeId, Op, graphs};
 use crate::mode::{Extent, Forms, Layer, Layers, forms, reach};
-use crate::spec::{LayerId, Model, Train};
+use crate::spec::{LayerId, Model, Recompute, Train};
 use egg::Id;
 use extract::{Choice, front};
 use pipec_program::Slice;
@@ -94,7 +94,7 @@ pub fn fastest(
     rates: Rates,
 ) -> Result<IdVec<Slice, Forms>, NotSliceable> {
     let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates)?;
-    Ok(forms(&layers, model, train, lengths))
+    Ok(forms(&layers, model, train, lengths, Recompute::None))
 }
 
 /// The modes of a layer, and what went on; or the operations that cannot be sliced.

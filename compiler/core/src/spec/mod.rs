@@ -445,6 +445,32 @@ pub struct Pipeline {
     pub given: Option<Given>,
     /// How slices are cut, in hundredths: 0 for equal lengths, 100 for equal work, and between.
     pub balance: u16,
+    /// What the backward pass computes again.
+    pub recompute: Recompute,
+}
+
+/// What the backward pass computes again instead of keeping it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recompute {
+    /// What makes the step fastest: nothing but what costs no time.
+    #[default]
+    None,
+    /// All that spares memory without computing a matrix product or an attention again (Korthikanti et al. 2022, where
+    /// attention stores no scores).
+    Selective,
+    /// All that spares memory: of a layer its input is kept.
+    Full,
+}
+
+impl Recompute {
+    /// The spelling in the language.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Selective => "selective",
+            Self::Full => "full",
+        }
+    }
 }
 
 /// How the pieces are cut into stages.

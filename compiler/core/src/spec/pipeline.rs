@@ -6,13 +6,13 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Schedule};
+use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Recompute, Schedule};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::{DType, Data};
 
 /// The keys of a pipeline.
 pub(super) const KEYS: &[&str] =
-    &["model", "cluster", "train", "devices", "stages", "layers", "schedule", "data_parallel"];
+    &["model", "cluster", "train", "devices", "stages", "layers", "schedule", "data_parallel", "recompute"];
 
 /// Keys of the language for what pipec does not have, and of other systems.
 pub(super) const UNAVAILABLE: &[&str] = &[
@@ -21,7 +21,6 @@ pub(super) const UNAVAILABLE: &[&str] = &[
     "sequence_parallel",
     "expert_parallel",
     "slices",
-    "recompute",
     "offload",
     "state",
     "zero",
@@ -50,6 +49,7 @@ pub(super) struct Wished {
     devices: Option<u32>,
     replicas: u32,
     layers: Option<Vec<u32>>,
+    recompute: Recompute,
     schedule: Wish,
     given: Option<Given>,
     origins: Places,
@@ -114,6 +114,10 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         Some(value) => layers(value, report).map(Some),
         None => Some(None),
     };
+    let recompute = match block.get("recompute") {
+        Some(value) => recompute(value, report),
+        None => Some(Recompute::default()),
+    };
     let origins = Places {
         stages: block.origin("stages"),
         devices: block.origin("devices"),
@@ -122,9 +126,28 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         cluster: block.origin("cluster"),
     };
     let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
-    let replicas = replicas?.unwrap_or(1);
-    let wished = Wished { stages, devices, replicas, layers, schedule, given: None, origins };
+    let (replicas, recompute) = (replicas?.unwrap_or(1), recompute?);
+    let wished = Wished { stages, devices, replicas, layers, recompute, schedule, given: None, origins };
     (report.errors() == errors).then_some(wished)
+}
+
+fn recompute(value: &Constant, report: &mut Report) -> Option<Recompute> {
+    match &value.kind {
+        Kind::Word(word) if word == "none" => Some(Recompute::None),
+        Kind::Word(word) if word == "selective" => Some(Recompute::Selective),
+        Kind::Word(word) if word == "full" => Some(Recompute::Full),
+        Kind::Word(_)
+        | Kind::Poison
+        | Kind::Number(_)
+        | Kind::Quantity(..)
+        | Kind::Text(_)
+        | Kind::List(_)
+        | Kind::Call(..)
+        | Kind::Record(..) => {
+            wrong_kind(value, "`none`, `selective` or `full`", report);
+            None
+        }
+    }
 }
 
 fn layers(value: &Constant, report: &mut Report) -> Option<Vec<u32>> {
@@ -187,7 +210,9 @@ pub(super) fn pipeline(
         let sizes = given::Sizes { devices, micro_batches: each, replicas, seq: train.train.seq };
         given::check(given, wished.schedule.slices, sizes, report);
     }
-    let pipeline = Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance };
+    let recompute = wished.recompute;
+    let pipeline =
+        Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance, recompute };
     (report.errors() == errors).then_some(pipeline)
 }
 

@@ -1,6 +1,8 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
-use super::{Cluster, Cut, Layer, Model, Op, Optimizer, Pipeline, Spec, Train, Unary, Value, ValueId, Wire};
+use super::{
+    Cluster, Cut, Layer, Model, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary, Value, ValueId, Wire,
+};
 use pipec_program::id::IdVec;
 use pipec_program::{Data, Init, LearningRate, Mask, Pairing, RopeScaling, TokenWidth, Tokenizer};
 use std::fmt::{Display, Write as _};
@@ -233,6 +235,12 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
             pipeline.stages, pipeline.devices, pipeline.micro_batches
         ),
     );
+    match pipeline.recompute {
+        Recompute::None => {}
+        Recompute::Selective | Recompute::Full => {
+            lines.add(1, format_args!("recompute {}", pipeline.recompute.name()));
+        }
+    }
     match &pipeline.cut {
         Cut::Balanced => lines.add(1, "cut balanced"),
         Cut::Layers(layers) => lines.add(1, format_args!("cut layers {}", list(layers))),
