@@ -9,9 +9,13 @@
 //! It deliberately knows nothing of stages, schedules or budgets: which mode a layer takes on which stage is the plan's to
 //! choose. Types of egg stay in here.
 
+#[cfg(test)]
+mod enumerate;
 mod extract;
 mod price;
 mod rules;
+#[cfg(test)]
+mod soundness;
 mod steps;
 mod term;
 #[cfg(test)]
@@ -102,35 +106,10 @@ pub fn fastest(
 /// # Errors
 /// The positions of operations that need whole sequences, where there is more than one slice.
 pub fn layer(graph: &Graph, extents: &[Extent<'_>], rates: Rates) -> Result<(Layer, Summary), Vec<usize>> {
-    let sliced = extents.len() > 1;
-    let Terms { mut egraph, mut classes } = terms(graph);
-    let terms_before = egraph.total_number_of_nodes();
-    if sliced {
-        for (id, class) in classes.iter_mut() {
-            // What is summed over tokens is the same whether sliced or not.
-            if egraph[*class].data.tokens == Tokens::All && !graph.nodes[id].op.sums_tokens() {
-                *class = add(&mut egraph, Term::new(Head::Slice, vec![*class]), None);
-            }
-        }
-        egraph.rebuild();
-    }
-    let runner = egg::Runner::<Term, term::Facts>::default()
-        .with_egraph(egraph)
-        .with_scheduler(egg::SimpleScheduler)
-        .with_iter_limit(MOST_ROUNDS)
-        .with_node_limit(MOST_TERMS)
-        .with_time_limit(Duration::MAX)
-        .run(&rules::rewrites());
-    let rounds = runner.iterations.len();
-    let saturated = matches!(runner.stop_reason, Some(egg::StopReason::Saturated));
-    debug_assert!(saturated, "the rules do not end on layer {}: {:?}", graph.name, runner.stop_reason);
-    let egraph = runner.egraph;
-    let summary = Summary {
-        terms_before,
-        terms: egraph.total_number_of_nodes(),
-        classes: egraph.number_of_classes(),
-        rounds,
-    };
+    let saturated = saturate(graph, extents.len() > 1, &rules());
+    debug_assert!(saturated.ends, "the rules do not end on layer {}", graph.name);
+    let summary = saturated.summary();
+    let Saturated { egraph, classes, .. } = saturated;
     let roots: Vec<Id> = roots(graph).map(|node| classes[node]).collect();
     let front = front(&egraph, &roots, |class| choices(&egraph, class, extents, rates));
     if !front.missing.is_empty() {
@@ -144,6 +123,65 @@ pub fn layer(graph: &Graph, extents: &[Extent<'_>], rates: Rates) -> Result<(Lay
         random_sites: graph.random_sites,
     };
     Ok((layer, summary))
+}
+
+/// The e-graph of a layer and what rules have done to it.
+#[derive(Clone)]
+struct Saturated {
+    egraph: EGraph,
+    /// What the layer gives and computes, by node: for the slice, where there are some.
+    classes: IdVec<NodeId, Id>,
+    terms_before: usize,
+    /// The rounds of all rules.
+    rounds: Vec<egg::Iteration<()>>,
+    /// Whether the rules came to an end.
+    ends: bool,
+}
+
+impl Saturated {
+    /// Adds what some rules have to say.
+    fn run(mut self, rules: &[Rule]) -> Self {
+        let runner = egg::Runner::<Term, term::Facts>::default()
+            .with_egraph(self.egraph)
+            .with_scheduler(egg::SimpleScheduler)
+            .with_iter_limit(MOST_ROUNDS)
+            .with_node_limit(MOST_TERMS)
+            .with_time_limit(Duration::MAX)
+            .run(&rules::rewrites(rules));
+        self.ends = matches!(runner.stop_reason, Some(egg::StopReason::Saturated));
+        self.rounds.extend(runner.iterations);
+        Self { egraph: runner.egraph, ..self }
+    }
+
+    fn summary(&self) -> Summary {
+        Summary {
+            terms_before: self.terms_before,
+            terms: self.egraph.total_number_of_nodes(),
+            classes: self.egraph.number_of_classes(),
+            rounds: self.rounds.len(),
+        }
+    }
+}
+
+/// The e-graph of a layer under some rules.
+fn saturate(graph: &Graph, sliced: bool, rules: &[Rule]) -> Saturated {
+    start(graph, sliced).run(rules)
+}
+
+/// The e-graph of a layer before any rule.
+fn start(graph: &Graph, sliced: bool) -> Saturated {
+    let Terms { mut egraph, mut classes } = terms(graph);
+    let terms_before = egraph.total_number_of_nodes();
+    if sliced {
+        for (id, class) in classes.iter_mut() {
+            // What is summed over tokens is the same whether sliced or not.
+            if egraph[*class].data.tokens == Tokens::All && !graph.nodes[id].op.sums_tokens() {
+                *class = add(&mut egraph, Term::new(Head::Slice, vec![*class]), None);
+            }
+        }
+        egraph.rebuild();
+    }
+    Saturated { egraph, classes, terms_before, rounds: Vec::new(), ends: false }
 }
 
 /// What a layer has to give, forward and backward.

@@ -6,11 +6,11 @@ use crate::spec::Unary;
 use pipec_program::{BytesPerSecond, DType, FlopsPerSecond, Mask};
 
 /// Of a device on which products take longer than what moves.
-const RATES: Rates =
+pub(super) const RATES: Rates =
     Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
 
 /// Two sequences of 8 tokens in slices of some lengths.
-fn extents(lengths: &[u64]) -> Vec<Extent<'_>> {
+pub(super) fn extents(lengths: &[u64]) -> Vec<Extent<'_>> {
     (0..lengths.len()).map(|slice| Extent { sequences: 2, lengths, slice, reach: None }).collect()
 }
 

@@ -6,4 +6,5 @@ mod examples;
 mod faults;
 mod library;
 mod models;
+mod rules;
 mod support;

@@ -40,14 +40,6 @@ pub(super) const RULES: &[Rule] = &[
         reason: "a product adds to what stands where it stores",
         apply: product,
     },
-    Rule {
-        name: "fuse-attention-grad",
-        from: "y + part(attention_grad(x..))",
-        to: "part(attention_grad(x.., y))",
-        condition: "y is computed in the backward pass and does not depend on the attention",
-        reason: "the gradient of an attention adds to what stands where it stores",
-        apply: attention_grad,
-    },
 ];
 
 /// The most formulas of a class that are put together.
@@ -266,37 +258,6 @@ fn product(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
             let children = [other].into_iter().chain(product.children).collect();
             let fused = alike(egraph, class, Term::op(Op::Product(Added::Yes), children));
             equal.push((class, fused));
-        }
-    }
-    equal
-}
-
-fn attention_grad(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
-    let mut equal = Vec::new();
-    for (part, other) in added(egraph, term) {
-        let Head::Op(Op::Part(result)) = part.head else { continue };
-        let tuple = egraph.find(part.children[0]);
-        for gradient in egraph[tuple].nodes.clone() {
-            let Head::Op(Op::AttentionGrad { of, added }) = gradient.head else { continue };
-            let is_free = added >> result & 1 == 0;
-            if !is_free || !is_computed(egraph, other) || reaches(egraph, &[other], tuple) {
-                continue;
-            }
-            // Operands that are added stand in the order of the results.
-            let before = (added & ((1 << result) - 1)).count_ones() as usize;
-            let first = gradient.children.len() - added.count_ones() as usize;
-            let mut children = gradient.children.clone();
-            children.insert(first + before, other);
-            let op = Op::AttentionGrad { of, added: added | 1 << result };
-            let fused = alike(egraph, tuple, Term::op(op, children));
-            for part in 0..3 {
-                let taken = add(egraph, Term::op(Op::Part(part), vec![fused]), None);
-                if part == result {
-                    equal.push((class, taken));
-                } else if let Some(same) = egraph.lookup(Term::op(Op::Part(part), vec![tuple])) {
-                    equal.push((same, taken));
-                }
-            }
         }
     }
     equal

@@ -26,7 +26,7 @@ pub struct Rule {
     /// Why it holds, and what it is good for.
     pub reason: &'static str,
     /// The pairs of classes that are equal because a class has a term.
-    apply: fn(&mut EGraph, Id, &Term) -> Vec<(Id, Id)>,
+    pub(super) apply: fn(&mut EGraph, Id, &Term) -> Vec<(Id, Id)>,
 }
 
 /// All rules.
@@ -34,10 +34,10 @@ pub fn rules() -> Vec<Rule> {
     [slicing::RULES, phase::RULES, fusion::RULES].concat()
 }
 
-/// The rules in the form that egg takes.
-pub(super) fn rewrites() -> Vec<egg::Rewrite<Term, Facts>> {
-    let rewrite = |rule: Rule| egg::Rewrite::new(rule.name, Everywhere, Apply(rule)).ok();
-    rules().into_iter().filter_map(rewrite).collect()
+/// Rules in the form that egg takes.
+pub(super) fn rewrites(rules: &[Rule]) -> Vec<egg::Rewrite<Term, Facts>> {
+    let rewrite = |rule: &Rule| egg::Rewrite::new(rule.name, Everywhere, Apply(*rule)).ok();
+    rules.iter().filter_map(rewrite).collect()
 }
 
 /// Finds every class once: rules look at its terms themselves, since attributes of operations are no patterns.
@@ -77,7 +77,7 @@ impl egg::Applier<Term, Facts> for Apply {
 }
 
 /// A term of the type of a class.
-fn alike(egraph: &mut EGraph, class: Id, term: Term) -> Id {
+pub(super) fn alike(egraph: &mut EGraph, class: Id, term: Term) -> Id {
     let fact = egraph[class].data.clone();
     add(egraph, term, Some(fact))
 }

@@ -12,7 +12,8 @@ pub(super) const RULES: &[Rule] = &[
         from: "slice(op(x..))",
         to: "op(slice(x)..)",
         condition: "the result of a token depends on the operands of that token alone",
-        reason: "products, norms, softmax, element-wise operations and their gradients work token by token",
+        reason: "products, norms, softmax, element-wise operations and their gradients work token by token; random numbers \
+                 count by the place of an element in whole sequences, so that a slice draws what the whole would",
         apply: |egraph, class, term| operations(egraph, class, term, is_by_token),
     },
     Rule {
@@ -22,14 +23,6 @@ pub(super) const RULES: &[Rule] = &[
         condition: "the operation is a rotation or a table of positions",
         reason: "the first position of the slice is all that it needs to know",
         apply: |egraph, class, term| operations(egraph, class, term, is_by_place),
-    },
-    Rule {
-        name: "slice-random",
-        from: "slice(map(x..))",
-        to: "map(slice(x)..)",
-        condition: "the formula draws random numbers",
-        reason: "they count by the place of an element in whole sequences, so a slice draws what the whole would",
-        apply: |egraph, class, term| operations(egraph, class, term, is_random),
     },
     Rule {
         name: "slice-attention",
@@ -112,8 +105,8 @@ fn is_by_token(op: &Op) -> bool {
         | Op::RmsNormGrad { .. }
         | Op::LayerNormGrad { .. }
         | Op::SoftmaxGrad { .. }
+        | Op::Map(_)
         | Op::CrossEntropyGrad { .. } => true,
-        Op::Map(formula) => !formula.is_random(),
         Op::Input(_)
         | Op::Weight(_)
         | Op::Tokens
@@ -135,10 +128,6 @@ fn is_by_token(op: &Op) -> bool {
 
 fn is_by_place(op: &Op) -> bool {
     matches!(op, Op::Rope(_) | Op::Positions { .. })
-}
-
-fn is_random(op: &Op) -> bool {
-    matches!(op, Op::Map(formula) if formula.is_random())
 }
 
 /// Whether no query sees a later key.
