@@ -179,7 +179,12 @@ fn graphs() {
                 Stage::Forms(forms) => {
                     forms.values().flat_map(|forms| forms.values()).map(mode::print).collect()
                 }
-                _ => return,
+                Stage::Modes(_)
+                | Stage::Plan(_)
+                | Stage::Functions(_)
+                | Stage::Schedule(_)
+                | Stage::Lowered(_)
+                | Stage::Program(_) => return,
             };
             self.0 += &printed.join("\n");
             self.0 += "\n";

@@ -145,6 +145,8 @@ pub enum Emit {
     Spec,
     /// What every distinct layer computes, forward and backward.
     Graph,
+    /// The ways to compute every distinct layer that are worth it: what each keeps and what it computes again.
+    Modes,
     /// The kernels of every distinct layer over each slice.
     Kernels,
     /// Stages and their place.

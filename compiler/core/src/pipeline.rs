@@ -3,7 +3,7 @@
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
-use crate::mode::{self, Forms, forms};
+use crate::mode::{self, Forms, Layers, forms};
 use crate::plan::{Plan, plan, slice_lengths};
 use crate::rewrite::{NotSliceable, Rates, rewrite};
 use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
@@ -39,7 +39,9 @@ pub struct Compiled {
 pub enum Stage<'a> {
     /// The graphs of all distinct layers, verified.
     Graphs(&'a Graphs),
-    /// The forms of all distinct layers, verified.
+    /// The modes of all distinct layers.
+    Modes(&'a Layers),
+    /// The forms of all distinct layers in the modes that the spec asks for, verified.
     Forms(&'a IdVec<Slice, Forms>),
     /// The cut and its placement.
     Plan(&'a Plan),
@@ -58,7 +60,8 @@ impl Stage<'_> {
     pub fn name(self) -> &'static str {
         match self {
             Self::Graphs(_) => "graph",
-            Self::Forms(_) => "rewrite",
+            Self::Modes(_) => "rewrite",
+            Self::Forms(_) => "forms",
             Self::Plan(_) => "plan",
             Self::Schedule(_) => "schedule",
             Self::Functions(_) => "functions",
@@ -135,6 +138,7 @@ fn compiled(
     let lengths = slice_lengths(spec);
     let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec))
         .map_err(|error| not_sliceable(&error, spec, origins))?;
+    observer.stage(Stage::Modes(&layers));
     let forms = forms(&layers, &spec.model, &spec.train, &lengths, spec.pipeline.recompute);
     for form in forms.values().flat_map(|forms| forms.values()) {
         lawful("rewrite", mode::verify(form))?;

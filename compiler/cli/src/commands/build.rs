@@ -39,12 +39,14 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
         started: Instant::now(),
         graphs: String::new(),
         forms: String::new(),
+        modes: String::new(),
     };
     match arguments.emit {
         Emit::Ast => return Ok(format!("{:#?}\n", loaded.file)),
         Emit::Spec => return Ok(spec::print(resolved)),
         Emit::Graph
         | Emit::Kernels
+        | Emit::Modes
         | Emit::Plan
         | Emit::Schedule
         | Emit::ScheduleJson
@@ -56,6 +58,7 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     let mut text = match arguments.emit {
         Emit::Ast | Emit::Spec | Emit::Graph => stages.graphs,
         Emit::Kernels => stages.forms,
+        Emit::Modes => stages.modes,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
         Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths),
@@ -78,12 +81,13 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
     Ok(text)
 }
 
-/// Keeps the graphs and the kernels, and tells the time of each stage.
+/// Keeps the graphs, the modes and the kernels, and tells the time of each stage.
 struct Stages {
     timings: bool,
     started: Instant,
     graphs: String,
     forms: String,
+    modes: String,
 }
 
 impl Observer for Stages {
@@ -94,6 +98,9 @@ impl Observer for Stages {
         if let Stage::Graphs(graphs) = stage {
             let printed: Vec<String> = graphs.values().map(graph::print).collect();
             self.graphs = printed.join("\n");
+        }
+        if let Stage::Modes(layers) = stage {
+            self.modes = layers.values().map(mode::print_modes).collect::<Vec<String>>().join("\n");
         }
         if let Stage::Forms(forms) = stage {
             let printed: Vec<String> =

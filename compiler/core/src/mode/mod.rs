@@ -25,7 +25,7 @@ use pipec_program::{Bytes, DType, Kernel, Mask, Nanos, Part, ScalarId, Shape, Sl
 use std::fmt;
 
 pub use emit::form;
-pub use print::print;
+pub use print::{print, print_modes};
 pub(crate) use shape::{heads, kernel, tensor};
 pub use verify::verify;
 
@@ -148,6 +148,25 @@ impl Layer {
 }
 
 impl Mode {
+    /// What the backward pass has of the forward pass: the steps that are kept, or those that are computed `again`.
+    pub fn kept_steps(&self, again: bool) -> impl Iterator<Item = &Step> {
+        let forward: Vec<(&str, &graph::Op)> = self
+            .steps
+            .values()
+            .take(self.forward)
+            .filter_map(|step| match &step.make {
+                Make::Op(op) => Some((&*step.name, op)),
+                Make::Keep | Make::Earlier | Make::Later => None,
+            })
+            .collect();
+        self.steps.values().skip(self.forward).filter(move |step| match &step.make {
+            Make::Keep => !again,
+            Make::Op(graph::Op::Part(_)) => false,
+            Make::Op(op) => again && !step.inputs.is_empty() && forward.contains(&(&*step.name, op)),
+            Make::Earlier | Make::Later => false,
+        })
+    }
+
     /// Whether the backward pass computes a product or an attention of the forward pass again.
     pub fn repeats_products(&self) -> bool {
         let mut backward = self.steps.values().skip(self.forward);

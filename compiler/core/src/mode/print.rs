@@ -1,6 +1,8 @@
-//! A form as text, for people and for tests: one line per value and per kernel, kernels as in a program.
+//! A form as text, for people and for tests: one line per value and per kernel, kernels as in a program; and the modes of a
+//! layer as a table.
 
-use super::{Form, Kind, Phase};
+use super::{Form, Kind, Layer, Phase};
+use crate::spec::Recompute;
 use pipec_program::text::print_kernel;
 use pipec_program::{Kernel, ValueId};
 use std::fmt::Write;
@@ -62,4 +64,26 @@ fn write(text: &mut String, form: &Form) -> std::fmt::Result {
 fn list(values: &[ValueId]) -> String {
     let names: Vec<String> = values.iter().map(|value| value.to_string()).collect();
     format!("[{}]", names.join(", "))
+}
+
+/// The modes of a layer as a table: time and bytes kept of a micro-batch, what is kept, what is computed again, and which
+/// options take it.
+pub fn print_modes(layer: &Layer) -> String {
+    let mut text = format!("layer {}\n", layer.name);
+    for mode in &layer.modes {
+        let options = [Recompute::None, Recompute::Selective, Recompute::Full];
+        let takes: Vec<&str> = options
+            .into_iter()
+            .filter(|&recompute| std::ptr::eq(layer.mode(recompute), mode))
+            .map(Recompute::name)
+            .collect();
+        let named = |again: bool| -> String {
+            let names: Vec<&str> = mode.kept_steps(again).map(|step| &*step.name).collect();
+            if names.is_empty() { "nothing".to_owned() } else { names.join(" ") }
+        };
+        let takes = if takes.is_empty() { String::new() } else { format!("  <- {}", takes.join(", ")) };
+        text += &format!("  {:>10} {:>10}{takes}\n", mode.time.to_string(), mode.kept.to_string());
+        text += &format!("    keeps {}\n    computes again {}\n", named(false), named(true));
+    }
+    text
 }

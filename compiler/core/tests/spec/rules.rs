@@ -4,7 +4,7 @@ use super::support::{repository, settle, spec};
 use pipec_compiler::graph::graphs;
 use pipec_compiler::mode::Extent;
 use pipec_compiler::rewrite::{Rates, layer, rules};
-use pipec_compiler::spec::Resolution;
+use pipec_compiler::spec::{Recompute, Resolution};
 
 const PAGE: &str = "docs/rules.md";
 
@@ -79,4 +79,48 @@ fn the_page_of_rules_is_what_the_rules_are() {
     let page = std::fs::read_to_string(repository().join(PAGE)).unwrap();
     let expected = filled(&filled(&page, "rules", &table()), "layers", &layers());
     settle(PAGE, &page, &expected);
+}
+
+/// The bytes per token that each option keeps of the layer of a model, in bf16.
+fn kept(model: &str) -> [u64; 3] {
+    const TOKENS: u64 = 2048;
+    let Resolution { spec, .. } = spec(&format!(
+        "train {{ seq: {TOKENS}, global_batch: 1, micro_batch: 1, precision: bf16, optimizer: adamw {{ lr: 1e-4 }} }}
+        pipeline {{ model: std::models::{model}, cluster: std::clusters::dgx_h100 }}"
+    ));
+    let graphs = graphs(&spec.model, spec.train.precision);
+    let graph = graphs.values().find(|graph| graph.name == "layer").unwrap();
+    let extent = Extent { sequences: 1, lengths: &[TOKENS], slice: 0, reach: None };
+    let (layer, _) = layer(graph, &[extent], Rates::of(&spec)).unwrap();
+    [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
+        let bytes = layer.mode(recompute).kept.0;
+        assert!(bytes.is_multiple_of(TOKENS));
+        bytes / TOKENS
+    })
+}
+
+/// Published bytes per token and layer for 2-byte activations.
+///
+/// Llama with flash attention keeps `16 h + 6 ffn` (inputs and results of the norms, q, k, v, the attention, gate, up and their
+/// product), besides 4 bytes for every statistic. GPT keeps `34 h` (Korthikanti et al. 2022, without the scores of attention,
+/// which are not stored); two of these are the masks of dropout, which the models of the library do not have and which would
+/// be drawn again here. Full recomputation keeps the input of the layer.
+#[test]
+fn kept_bytes_are_the_published_ones() {
+    for (model, h, ffn, heads) in [("llama2_7b", 4096, 11008, 32), ("llama2_13b", 5120, 13824, 40)] {
+        let statistics = 4 * (1 + 1 + heads);
+        let [none, selective, full] = kept(model);
+        assert_eq!(none, 16 * h + 6 * ffn + statistics, "{model}");
+        // The results of both norms, of the gate and the inverse roots follow from what is kept anyway.
+        assert_eq!(selective, 12 * h + 4 * ffn + 4 * heads, "{model}");
+        assert_eq!(full, 2 * h, "{model}");
+    }
+    for (model, h, heads) in [("gpt3_13b", 5120, 40), ("gpt3_175b", 12288, 96)] {
+        let statistics = 4 * (2 + 2 + heads);
+        let [none, selective, full] = kept(model);
+        assert_eq!(none, 32 * h + statistics, "{model}");
+        // As above, and the result of GELU.
+        assert_eq!(selective, 20 * h + 4 * heads, "{model}");
+        assert_eq!(full, 2 * h, "{model}");
+    }
 }
