@@ -6,6 +6,8 @@
 mod fusion;
 mod phase;
 mod slicing;
+#[cfg(test)]
+mod tests;
 
 use super::term::{EGraph, Facts, Term, add};
 use egg::{Id, SearchMatches, Searcher, Subst, Symbol, Var};
