@@ -76,7 +76,7 @@ fn forms(model: &Model) -> IdVec<LayerId, Form> {
         let graph = graph::build(layer, DType::F64);
         assert_eq!(graph::verify(&graph), Vec::<String>::new(), "{}", graph::print(&graph));
         let (layer, _) = rewrite::layer(&graph, &[WHOLE], RATES).unwrap();
-        let form = mode::form(&layer, &layer.modes[0], WHOLE);
+        let form = mode::form(&layer, &layer.modes[mode::ModeId(0)], WHOLE);
         assert_eq!(mode::verify(&form), Vec::<String>::new(), "{}", mode::print(&form));
         form
     };

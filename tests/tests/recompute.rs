@@ -1,6 +1,6 @@
 //! What is computed again is what was computed: every mode of a layer gives the same bits, in less memory.
 
-use pipec_compiler::spec::{Cut, InFlight, Recompute, Resolution, Schedule, WeightGrads};
+use pipec_compiler::spec::{Cut, InFlight, Level, Recompute, Resolution, Schedule, WeightGrads};
 use pipec_program::memory::memory;
 use pipec_program::simulate::simulate;
 use pipec_program::{Category, Costs};
@@ -33,14 +33,14 @@ fn losses_are_the_same_bits() {
     for file in ["examples/reference/tiny_a.pipe", "examples/reference/tiny_b.pipe"] {
         let Resolution { spec, origins, .. } = resolve(file);
         for schedule in schedules() {
-            let of = |recompute: Recompute| {
+            let of = |level: Level| {
                 let mut spec = replan(&spec, 2, schedule, Cut::Balanced);
-                spec.pipeline.recompute = recompute;
+                spec.pipeline.recompute = Recompute::Every(level);
                 (losses(&spec, &origins, Kind::Cpu, 3), activations(&spec, &origins))
             };
-            let (kept, most) = of(Recompute::None);
-            let (selective, less) = of(Recompute::Selective);
-            let (full, least) = of(Recompute::Full);
+            let (kept, most) = of(Level::None);
+            let (selective, less) = of(Level::Selective);
+            let (full, least) = of(Level::Full);
             assert_eq!(kept, selective, "{file} {schedule:?}");
             assert_eq!(kept, full, "{file} {schedule:?}");
             assert!(most > less && less > least, "{file} {schedule:?}: {most} {less} {least}");
@@ -52,16 +52,16 @@ fn losses_are_the_same_bits() {
 #[test]
 fn runs_touch_what_was_planned() {
     let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_b.pipe");
-    for recompute in [Recompute::Selective, Recompute::Full] {
+    for level in [Level::Selective, Level::Full] {
         let mut spec = replan(&spec, 2, Schedule::OneFOneB, Cut::Balanced);
-        spec.pipeline.recompute = recompute;
+        spec.pipeline.recompute = Recompute::Every(level);
         let program = Arc::new(compile(&spec, &origins).unwrap().program);
         let mut engine = engine(&program, Kind::Cpu, Options { paint: true });
         run(&mut engine, 2);
         let touched = engine.touched();
         for ((device, space), planned) in engine.arena_bytes() {
             let high_water = touched[&(device, space)].high_water;
-            assert_eq!(high_water.align_up(64), planned.align_up(64), "{recompute:?} {device} {space:?}");
+            assert_eq!(high_water.align_up(64), planned.align_up(64), "{level:?} {device} {space:?}");
         }
     }
 }

@@ -176,10 +176,8 @@ fn graphs() {
         fn stage(&mut self, stage: Stage<'_>) {
             let printed: Vec<String> = match stage {
                 Stage::Graphs(graphs) => graphs.values().map(graph::print).collect(),
-                Stage::Forms(forms) => {
-                    forms.values().flat_map(|forms| forms.values()).map(mode::print).collect()
-                }
-                Stage::Modes(_)
+                Stage::Forms(forms) => forms.all().map(mode::print).collect(),
+                Stage::Layers(_)
                 | Stage::Plan(_)
                 | Stage::Functions(_)
                 | Stage::Schedule(_)

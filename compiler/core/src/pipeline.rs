@@ -3,16 +3,17 @@
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
-use crate::mode::{self, Forms, Layers, forms};
+use crate::mode::{self, Forms, Layers, ModeId, modes};
 use crate::plan::{Plan, plan, slice_lengths};
 use crate::rewrite::{NotSliceable, Rates, rewrite};
-use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
+use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, execute, given, order, peaks};
 use crate::search;
-use crate::spec::{Origins, Spec};
+use crate::search::modes::{Chosen, Ordered, Prices, Room};
+use crate::spec::{Level, Origins, Recompute, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
-use pipec_program::id::IdVec;
+use pipec_program::id::{Id, IdVec};
 use pipec_program::text::print_with_lines;
-use pipec_program::{Bytes, DeviceId, Program, Slice, Verified, Violations, verify};
+use pipec_program::{Bytes, DeviceId, Program, Verified, Violations, verify};
 use std::fmt;
 
 /// What came out of a spec.
@@ -40,9 +41,9 @@ pub enum Stage<'a> {
     /// The graphs of all distinct layers, verified.
     Graphs(&'a Graphs),
     /// The modes of all distinct layers.
-    Modes(&'a Layers),
-    /// The forms of all distinct layers in the modes that the spec asks for, verified.
-    Forms(&'a IdVec<Slice, Forms>),
+    Layers(&'a Layers),
+    /// The forms of all pieces in the modes that the spec asks for, verified.
+    Forms(&'a Forms),
     /// The cut and its placement.
     Plan(&'a Plan),
     /// The functions of all distinct stages, for all that the schedule may ask.
@@ -60,7 +61,7 @@ impl Stage<'_> {
     pub fn name(self) -> &'static str {
         match self {
             Self::Graphs(_) => "graph",
-            Self::Modes(_) => "rewrite",
+            Self::Layers(_) => "rewrite",
             Self::Forms(_) => "forms",
             Self::Plan(_) => "plan",
             Self::Schedule(_) => "schedule",
@@ -138,22 +139,17 @@ fn compiled(
     let lengths = slice_lengths(spec);
     let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec))
         .map_err(|error| not_sliceable(&error, spec, origins))?;
-    observer.stage(Stage::Modes(&layers));
-    let forms = forms(&layers, &spec.model, &spec.train, &lengths, spec.pipeline.recompute);
-    for form in forms.values().flat_map(|forms| forms.values()) {
-        lawful("rewrite", mode::verify(form))?;
-    }
-    observer.stage(Stage::Forms(&forms));
-    let plan = plan(spec, &forms, origins).map_err(Error::Diagnostics)?;
-    observer.stage(Stage::Plan(&plan));
-    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
-    let wanted = Wanted::of(uses, plan.products);
-    let stages = Stages::new(&spec.model, &forms, &plan, wanted);
-    observer.stage(Stage::Functions(&stages));
-    let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
-    search::limit(spec, &plan, &mut problem);
-    let task = Task { spec, origins, forms: &forms, plan: &plan, inputs, advise };
-    let Fitted { replica, order, schedule, lowered } = fit(task, &mut problem, stages, wanted, observer)?;
+    observer.stage(Stage::Layers(&layers));
+    let task = Task { spec, origins, layers: &layers, lengths: &lengths, inputs, advise };
+    let Fitted { laid, order, schedule, lowered } = match spec.pipeline.recompute {
+        Recompute::Auto => chosen(task, observer)?,
+        Recompute::Every(_) | Recompute::Layers(_) => {
+            let modes = modes(&layers, &spec.model, &spec.pipeline.recompute);
+            let laid = lay(task, &modes, None, observer)?;
+            fit(task, laid, observer).map_err(|lack| lack.error(task))?
+        }
+    };
+    let Laid { plan, problem, replica, .. } = laid;
     observer.stage(Stage::Lowered(&lowered));
     let Lowered { program, arenas } = lowered;
     let program = proved(program)?;
@@ -161,69 +157,209 @@ fn compiled(
     Ok(Compiled { plan, problem, schedule, replica, order, program, arenas })
 }
 
-/// What is ordered and lowered.
+/// What is cut, ordered and lowered.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     spec: &'a Spec,
     origins: &'a Origins,
-    forms: &'a IdVec<Slice, Forms>,
-    plan: &'a Plan,
+    layers: &'a Layers,
+    /// The tokens of every slice.
+    lengths: &'a [u64],
     /// The hash of the texts that all is made from.
     inputs: &'a str,
     /// Whether to look for a schedule that fits where this one does not.
     advise: bool,
 }
 
+/// A cut with its functions and what an order is made for.
+struct Laid {
+    forms: Forms,
+    plan: Plan,
+    stages: Stages,
+    /// The passes that the functions are for.
+    wanted: Wanted,
+    problem: Problem,
+    /// The problem of one replica.
+    replica: Problem,
+}
+
+/// Lays pieces in some modes onto the devices: by the cut of the spec, or by that of another plan.
+fn lay(
+    task: Task<'_>,
+    modes: &[ModeId],
+    cut: Option<&Plan>,
+    observer: &mut dyn Observer,
+) -> Result<Laid, Error> {
+    let Task { spec, origins, layers, lengths, .. } = task;
+    let forms = Forms::new(layers, &spec.model, &spec.train, lengths, modes);
+    for form in forms.all() {
+        lawful("rewrite", mode::verify(form))?;
+    }
+    observer.stage(Stage::Forms(&forms));
+    let plan = match cut {
+        Some(cut) => cut.with(spec, &forms),
+        None => plan(spec, &forms, origins).map_err(Error::Diagnostics)?,
+    };
+    observer.stage(Stage::Plan(&plan));
+    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
+    let wanted = Wanted::of(uses, plan.products);
+    let stages = Stages::new(&spec.model, &forms, &plan, wanted);
+    observer.stage(Stage::Functions(&stages));
+    let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
+    search::limit(spec, &plan, &mut problem);
+    let replica = plan.problem_of_replica(&problem).map_err(|error| refused(&error, origins))?;
+    Ok(Laid { forms, plan, stages, wanted, problem, replica })
+}
+
 /// An order and its program.
 struct Fitted {
-    replica: Problem,
+    laid: Laid,
     order: Schedule,
     schedule: Schedule,
     lowered: Lowered,
 }
 
+/// Why there is no order that fits.
+enum Lack {
+    /// Memory: what to say, and what each device lacks.
+    Memory(Box<Diagnostic>, IdVec<DeviceId, Bytes>),
+    /// Anything else.
+    Other(Error),
+}
+
+impl Lack {
+    fn error(self, task: Task<'_>) -> Error {
+        match self {
+            Self::Memory(diagnostic, _) => Error::Diagnostics(vec![advised(task, *diagnostic)]),
+            Self::Other(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Lack {
+    fn from(error: Error) -> Self {
+        Self::Other(error)
+    }
+}
+
 /// The order and the program of a plan, with the functions that the order calls.
-fn fit(
-    task: Task<'_>,
-    problem: &mut Problem,
-    stages: Stages,
-    wanted: Wanted,
-    observer: &mut dyn Observer,
-) -> Result<Fitted, Error> {
-    let Task { spec, origins, forms, plan, inputs, advise: _ } = task;
-    let mut replica = plan.problem_of_replica(problem).map_err(|error| refused(&error, origins))?;
+fn fit(task: Task<'_>, mut laid: Laid, observer: &mut dyn Observer) -> Result<Fitted, Lack> {
+    let Task { spec, origins, inputs, .. } = task;
     let adapts = search::adapts(spec.pipeline.schedule);
-    let mut within = replica.clone();
+    let mut within = laid.replica.clone();
     if !adapts {
         within.caps = None;
     }
-    let mut stages = (wanted, stages);
     let mut rounds = 0;
     loop {
         let order = ordered(task, &mut within)?;
-        (problem.weight_parts, replica.weight_parts) = (within.weight_parts, within.weight_parts);
-        let schedule = plan.replicate(&order);
-        lawful("schedule", schedule::verify(problem, &schedule))?;
+        laid.problem.weight_parts = within.weight_parts;
+        laid.replica.weight_parts = within.weight_parts;
+        let schedule = laid.plan.replicate(&order);
+        lawful("schedule", schedule::verify(&laid.problem, &schedule))?;
         observer.stage(Stage::Schedule(&schedule));
         let used = Wanted::by(&schedule);
-        if stages.0 != used {
-            stages = (used, Stages::new(&spec.model, forms, plan, used));
+        if laid.wanted != used {
+            laid.wanted = used;
+            laid.stages = Stages::new(&spec.model, &laid.forms, &laid.plan, used);
         }
-        let (diagnostic, lacking) = match lower(spec, origins, plan, &stages.1, &schedule, inputs) {
+        let (diagnostic, lacking) = match lower(spec, origins, &laid.plan, &laid.stages, &schedule, inputs) {
             Ok(lowered) => match search::over(spec.pipeline.schedule, &lowered.arenas) {
-                None => return Ok(Fitted { replica, order, schedule, lowered }),
-                Some(lacking) => (over_limit(origins, &lacking), lacking),
+                None => return Ok(Fitted { laid, order, schedule, lowered }),
+                Some(lacking) => (Box::new(over_limit(origins, &lacking)), lacking),
             },
-            Err(LowerError::Memory { diagnostic, lacking }) => (*diagnostic, lacking),
+            Err(LowerError::Memory { diagnostic, lacking }) => (diagnostic, lacking),
             Err(error @ (LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_))) => {
-                return Err(Error::Internal(error.to_string()));
+                return Err(Error::Internal(error.to_string()).into());
             }
         };
         rounds += 1;
         if !adapts || rounds > search::MOST_ROUNDS || !search::tighten(&mut within, &order, &lacking) {
-            return Err(Error::Diagnostics(vec![advised(task, diagnostic)]));
+            return Err(Lack::Memory(diagnostic, lacking));
         }
     }
+}
+
+/// The order and the program in the modes that make a step shortest.
+///
+/// The memory that modes are chosen for is what is there without gaps between buffers and early messages. What a program
+/// lacks is therefore kept free the next time.
+fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitted, Error> {
+    let mut reserve: Option<IdVec<DeviceId, u64>> = None;
+    let mut rounds = 0;
+    loop {
+        let found = best(task, reserve.as_ref())?;
+        let (modes, cut) = match &found {
+            Some(found) => (found.chosen.modes.clone(), Some(&found.plan)),
+            // What keeps least tells best what is lacking.
+            None => (modes(task.layers, &task.spec.model, &Recompute::Every(Level::Full)), None),
+        };
+        let laid = lay(task, &modes, cut, observer)?;
+        let replica = laid.replica.devices().len().max(1);
+        let (diagnostic, lacking) = match fit(task, laid, observer) {
+            Ok(fitted) => return Ok(fitted),
+            Err(Lack::Memory(diagnostic, lacking)) => (diagnostic, lacking),
+            Err(Lack::Other(error)) => return Err(error),
+        };
+        rounds += 1;
+        if found.is_none() || rounds > search::MOST_ROUNDS {
+            return Err(Lack::Memory(diagnostic, lacking).error(task));
+        }
+        let reserve = reserve.get_or_insert_with(|| (0..replica).map(|_| 0).collect());
+        for (device, bytes) in reserve.iter_mut() {
+            let alike = lacking.values().skip(device.index()).step_by(replica);
+            *bytes += alike.copied().max().unwrap_or_default().0;
+        }
+    }
+}
+
+/// Modes with their cut and the time of a step.
+struct Found {
+    chosen: Chosen,
+    plan: Plan,
+    makespan: u64,
+}
+
+/// The modes whose step is shortest by the times of the plan; none if no modes fit. `reserve` is kept free.
+///
+/// Modes are chosen for an order, and the order may depend on them. So from several modes to start with, orders and modes
+/// follow each other as long as steps become shorter.
+fn best(task: Task<'_>, reserve: Option<&IdVec<DeviceId, u64>>) -> Result<Option<Found>, Error> {
+    let Task { spec, layers, lengths, .. } = task;
+    let adapts = search::adapts(spec.pipeline.schedule);
+    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
+    let mut best: Option<Found> = None;
+    let mut cut: Option<Plan> = None;
+    let mut prices: Option<Prices> = None;
+    for seed in search::modes::seeds(layers, &spec.model.pieces, adapts) {
+        let mut chosen = Chosen { modes: seed, gap: 0 };
+        for _ in 0..search::modes::MOST_TURNS {
+            let laid = lay(task, &chosen.modes, cut.as_ref(), &mut ())?;
+            cut.get_or_insert_with(|| laid.plan.clone());
+            let room = Room::new(&laid.replica, &laid.plan, &laid.stages, reserve);
+            let mut within = laid.replica.clone();
+            within.caps = within.caps.filter(|_| adapts);
+            // Where nothing fits in these modes it may in others.
+            let Ok(order) = ordered(Task { advise: false, ..task }, &mut within) else { break };
+            let execution = execute(&laid.replica, &order, |step| laid.replica.duration(step));
+            let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
+            let fits = room.holds(&peaks(&laid.replica, &order));
+            let shorter = best.as_ref().is_none_or(|best| makespan < best.makespan);
+            if fits && shorter {
+                best = Some(Found { chosen: chosen.clone(), plan: laid.plan.clone(), makespan });
+            }
+            let prices = prices.get_or_insert_with(|| {
+                Prices::new(spec, layers, lengths, Wanted::of(uses, laid.plan.products))
+            });
+            let plan = laid.plan.replica();
+            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room };
+            match search::modes::choose(prices, spec, ordered) {
+                Some(next) if next.modes != chosen.modes => chosen = next,
+                Some(_) | None => break,
+            }
+        }
+    }
+    Ok(best)
 }
 
 /// The order of a policy or of a file.

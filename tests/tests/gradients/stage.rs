@@ -3,9 +3,9 @@
 use pipec_compiler::lower::functions::{
     Region, SliceFunctions, StageFunction, StageFunctions, Wanted, stage_functions,
 };
-use pipec_compiler::mode::Forms;
-use pipec_compiler::spec::Model;
-use pipec_program::id::Id;
+use pipec_compiler::mode::{Form, Forms, ModeId, Variant, VariantId};
+use pipec_compiler::spec::{LayerId, Model};
+use pipec_program::id::{Id, IdVec};
 use pipec_program::{Bytes, ParameterId, Scalar, Slice, TensorType};
 use pipec_runtime::{Arena, Compiled, Device, ReferenceDevice, ScalarValue, splitmix};
 use std::collections::BTreeMap;
@@ -31,9 +31,16 @@ pub(crate) struct Place {
 }
 
 impl Stage {
-    pub(crate) fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
+    /// A stage of layers of one form each.
+    pub(crate) fn new(model: &Model, forms: &IdVec<LayerId, Form>, pieces: Range<usize>) -> Self {
         let wanted = Wanted { fused: true, ..Wanted::default() };
-        let functions = stage_functions(model, &vec![forms.clone()].into(), pieces, "stage", wanted);
+        let variants = forms.ids().map(|layer| Variant { layer, mode: ModeId(0) });
+        let forms = Forms {
+            variants: variants.collect(),
+            slices: vec![forms.values().cloned().collect()].into(),
+            pieces: model.pieces.iter().map(|piece| VariantId::new(piece.layer.index())).collect(),
+        };
+        let functions = stage_functions(model, &forms, pieces, "stage", wanted);
         let passes = functions.slices[Slice(0)].clone();
         let mut device = ReferenceDevice::new();
         let forward = device.compile(&passes.forward.function).expect("the reference device runs every op");

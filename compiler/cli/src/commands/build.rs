@@ -99,12 +99,11 @@ impl Observer for Stages {
             let printed: Vec<String> = graphs.values().map(graph::print).collect();
             self.graphs = printed.join("\n");
         }
-        if let Stage::Modes(layers) = stage {
+        if let Stage::Layers(layers) = stage {
             self.modes = layers.values().map(mode::print_modes).collect::<Vec<String>>().join("\n");
         }
         if let Stage::Forms(forms) = stage {
-            let printed: Vec<String> =
-                forms.values().flat_map(|forms| forms.values()).map(mode::print).collect();
+            let printed: Vec<String> = forms.all().map(mode::print).collect();
             self.forms = printed.join("\n");
         }
         self.started = Instant::now();

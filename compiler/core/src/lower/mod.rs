@@ -25,6 +25,7 @@ pub use arena::Arena;
 pub use shared::Window;
 pub use stages::Stages;
 pub use units::problem;
+pub(crate) use units::{Memory, unit, workspace};
 
 use crate::graph::accumulator_type;
 use crate::plan::Plan;

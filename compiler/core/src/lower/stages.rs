@@ -2,9 +2,9 @@
 
 use super::functions::{SliceFunctions, StageFunctions, StageParameter, Wanted, stage_functions};
 use super::shared::{Window, overlap, share};
-use crate::mode::Forms;
+use crate::mode::{Forms, VariantId};
 use crate::plan::Plan;
-use crate::spec::{LayerId, Model};
+use crate::spec::Model;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{ParameterId, Slice, StageId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,10 +25,9 @@ pub struct Stages {
 
 impl Stages {
     /// Makes the functions of every distinct shape once, under the name of its first stage.
-    pub fn new(model: &Model, forms: &IdVec<Slice, Forms>, plan: &Plan, wanted: Wanted) -> Self {
-        let Some(first) = forms.values().next() else { unreachable!("a sequence has a slice") };
+    pub fn new(model: &Model, forms: &Forms, plan: &Plan, wanted: Wanted) -> Self {
         let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
-            plan.stages.values().map(|stage| Shape::new(model, first, stage.pieces.clone())).collect();
+            plan.stages.values().map(|stage| Shape::new(model, forms, stage.pieces.clone())).collect();
         // Stages that share a parameter on their device see windows, each its own.
         let sharing: Vec<&Vec<StageId>> = plan
             .devices
@@ -84,7 +83,7 @@ impl Stages {
 /// What two stages that share functions have in common.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Shape {
-    layers: Vec<LayerId>,
+    variants: Vec<VariantId>,
     /// Which parameter of the stage, counted in the order of first use, stands in each slot of each piece.
     slots: Vec<usize>,
     /// Where random numbers start, if the stage draws any: they must not depend on the cut, so stages that draw are alike
@@ -97,11 +96,10 @@ struct Shape {
 impl Shape {
     /// The shape of some pieces, and their parameters in the order of first use.
     fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> (Self, Vec<ParameterId>) {
-        let sites =
-            |pieces: &[crate::spec::Piece]| pieces.iter().map(|piece| forms[piece.layer].random_sites).sum();
-        let start = pieces.start;
+        let sites = |pieces: Range<usize>| pieces.map(|piece| forms.first(piece).random_sites).sum();
+        let (before, inside): (u64, u64) = (sites(0..pieces.start), sites(pieces.clone()));
+        let variants = forms.pieces[pieces.clone()].to_vec();
         let pieces = &model.pieces[pieces];
-        let (before, inside): (u64, u64) = (sites(&model.pieces[..start]), sites(pieces));
         let mut used: Vec<ParameterId> = Vec::new();
         let mut numbers: BTreeMap<ParameterId, usize> = BTreeMap::new();
         let mut slots = Vec::new();
@@ -111,8 +109,7 @@ impl Shape {
                 used.len() - 1
             }));
         }
-        let layers = pieces.iter().map(|piece| piece.layer).collect();
-        (Self { layers, slots, random: (inside > 0).then_some(before), alone: None }, used)
+        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None }, used)
     }
 }
 

@@ -60,7 +60,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             schedule,
             given: None,
             balance: 0,
-            recompute: Recompute::None,
+            recompute: Recompute::default(),
             replicas: 1,
         },
     }

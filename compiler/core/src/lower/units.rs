@@ -6,7 +6,7 @@
 //! program is made, so that a cap is a good guess and [`super::lower`] has the last word.
 
 use super::arena::{ALIGNMENT, Buffers};
-use super::functions::Region;
+use super::functions::{Region, SliceFunctions, StageFunctions};
 use super::lifetimes::{any_bytes, region_bytes};
 use super::shards::shards;
 use super::wires::Wires;
@@ -24,12 +24,12 @@ use pipec_program::{DeviceId, Slice, StageId};
 pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, ProblemError> {
     let mut problem = plan.problem()?;
     let slices = || (0..plan.slices).map(Slice);
-    let units = |stage: StageId| slices().map(move |slice| unit(stages, stage, slice));
+    let units = |stage: StageId| slices().map(move |slice| unit(stages.passes(stage, slice)));
     let share = released(plan.stages.ids().flat_map(units));
     let times = problem.clone();
     problem.set_costs(|stage, slice| {
         let Cost { forward, input, weight, backward, recompute, pair, .. } = *times.cost(stage, slice);
-        let Memory { saved, kept, pending, prefix, messages: _ } = unit(stages, stage, slice);
+        let Memory { saved, kept, pending, prefix, messages: _ } = unit(stages.passes(stage, slice));
         let activations = saved + kept;
         Cost {
             forward,
@@ -58,21 +58,21 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
 }
 
 /// The bytes of a unit.
-struct Memory {
+pub(crate) struct Memory {
     /// From F to the end of B or BW.
-    saved: u64,
+    pub(crate) saved: u64,
     /// From F to the end of W.
-    kept: u64,
+    pub(crate) kept: u64,
     /// From B to the end of W.
-    pending: u64,
+    pub(crate) pending: u64,
     /// The gradients of its state.
-    prefix: u64,
+    pub(crate) prefix: u64,
     /// Messages that come and go with its passes.
-    messages: u64,
+    pub(crate) messages: u64,
 }
 
-fn unit(stages: &Stages, stage: StageId, slice: Slice) -> Memory {
-    let functions = stages.passes(stage, slice);
+/// The bytes of a unit of a stage with some functions.
+pub(crate) fn unit(functions: &SliceFunctions) -> Memory {
     let aligned = |bytes: Option<pipec_program::Bytes>| bytes.unwrap_or_default().align_up(ALIGNMENT).0;
     let forward = |region| aligned(region_bytes(&functions.forward, region));
     let backward = |region| any_bytes(functions.backward(), region);
@@ -100,6 +100,12 @@ fn unit(stages: &Stages, stage: StageId, slice: Slice) -> Memory {
         memory.pending += memory.prefix;
     }
     memory
+}
+
+/// The workspace of the passes of a stage.
+pub(crate) fn workspace(functions: &StageFunctions) -> u64 {
+    let all = functions.slices.values().flat_map(SliceFunctions::all);
+    any_bytes(all, Region::Workspace).unwrap_or_default().0
 }
 
 /// A part of the activations.

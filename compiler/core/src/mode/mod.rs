@@ -14,17 +14,19 @@
 //! It deliberately knows no buffers, no stages and no order across layers, and takes no decision.
 
 mod emit;
+mod forms;
 mod print;
 mod shape;
 mod verify;
 
 use crate::graph::{self, Type};
-use crate::spec::{LayerId, Model, Op, Recompute, SlotId, Train};
+use crate::spec::{LayerId, Model, Op, SlotId};
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, DType, Kernel, Mask, Nanos, Part, ScalarId, Shape, Slice, TensorType, ValueId};
 use std::fmt;
 
 pub use emit::form;
+pub use forms::{Forms, Variant, VariantId, modes};
 pub use print::{print, print_modes};
 pub(crate) use shape::{heads, kernel, tensor};
 pub use verify::verify;
@@ -40,7 +42,7 @@ pub struct Layer {
     /// The element type of weights and activations.
     pub precision: DType,
     /// The modes, the fastest first; at least one.
-    pub modes: Vec<Mode>,
+    pub modes: IdVec<ModeId, Mode>,
     /// The number of places that draw random numbers.
     pub random_sites: u64,
 }
@@ -130,20 +132,28 @@ impl fmt::Debug for StepId {
     }
 }
 
-/// The forms of all distinct layers for one slice.
-pub type Forms = IdVec<LayerId, Form>;
+/// A mode of a layer, by its place among them: the fastest is `k0`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModeId(pub u32);
 
-impl Layer {
-    /// The mode that a pipeline asks for.
-    pub fn mode(&self, recompute: Recompute) -> &Mode {
-        let mut modes = self.modes.iter();
-        let mode = match recompute {
-            Recompute::None => modes.next(),
-            // The front goes from the fastest to the one that keeps least.
-            Recompute::Selective => modes.rfind(|mode| !mode.repeats_products()).or(self.modes.first()),
-            Recompute::Full => modes.next_back(),
-        };
-        mode.expect("a layer has a mode")
+impl pipec_program::id::Id for ModeId {
+    fn new(index: usize) -> Self {
+        Self(u32::try_from(index).expect("a layer has fewer than 2^32 modes"))
+    }
+    fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+impl fmt::Display for ModeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "k{}", self.0)
+    }
+}
+
+impl fmt::Debug for ModeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -172,23 +182,6 @@ impl Mode {
         let mut backward = self.steps.values().skip(self.forward);
         backward.any(|step| matches!(step.make, Make::Op(graph::Op::Linear | graph::Op::Attention(_))))
     }
-}
-
-/// The forms of the layers of a model for every slice of a micro-batch of a training run, each in the mode that is asked
-/// for. `lengths` are the tokens of the slices, which add up to those of a sequence.
-pub fn forms(
-    layers: &Layers,
-    model: &Model,
-    train: &Train,
-    lengths: &[u64],
-    recompute: Recompute,
-) -> IdVec<Slice, Forms> {
-    let reach = reach(model);
-    let of_slice = |slice: usize| {
-        let extent = Extent { sequences: train.micro_batch, lengths, slice, reach };
-        layers.values().map(|layer| form(layer, layer.mode(recompute), extent)).collect()
-    };
-    (0..lengths.len()).map(of_slice).collect()
 }
 
 /// How many keys up to itself a query sees at most; none if it sees all. One reach for a whole model, so that all layers

@@ -2,7 +2,7 @@
 //! layer as a table.
 
 use super::{Form, Kind, Layer, Phase};
-use crate::spec::Recompute;
+use crate::spec::Level;
 use pipec_program::text::print_kernel;
 use pipec_program::{Kernel, ValueId};
 use std::fmt::Write;
@@ -70,19 +70,15 @@ fn list(values: &[ValueId]) -> String {
 /// options take it.
 pub fn print_modes(layer: &Layer) -> String {
     let mut text = format!("layer {}\n", layer.name);
-    for mode in &layer.modes {
-        let options = [Recompute::None, Recompute::Selective, Recompute::Full];
-        let takes: Vec<&str> = options
-            .into_iter()
-            .filter(|&recompute| std::ptr::eq(layer.mode(recompute), mode))
-            .map(Recompute::name)
-            .collect();
+    for (id, mode) in layer.modes.iter() {
+        let takes: Vec<&str> =
+            Level::ALL.into_iter().filter(|&level| layer.at(level) == id).map(Level::name).collect();
         let named = |again: bool| -> String {
             let names: Vec<&str> = mode.kept_steps(again).map(|step| &*step.name).collect();
             if names.is_empty() { "nothing".to_owned() } else { names.join(" ") }
         };
         let takes = if takes.is_empty() { String::new() } else { format!("  <- {}", takes.join(", ")) };
-        text += &format!("  {:>10} {:>10}{takes}\n", mode.time.to_string(), mode.kept.to_string());
+        text += &format!("  {id:<3} {:>10} {:>10}{takes}\n", mode.time.to_string(), mode.kept.to_string());
         text += &format!("    keeps {}\n    computes again {}\n", named(false), named(true));
     }
     text

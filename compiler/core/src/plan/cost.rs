@@ -1,8 +1,8 @@
 //! The time of every piece on every kind of device.
 
 use super::PassTimes;
-use crate::mode::{Form, Forms, Phase};
-use crate::spec::{Cluster, DeviceKind, LayerId, Spec};
+use crate::mode::{Form, Forms, Phase, VariantId};
+use crate::spec::{Cluster, DeviceKind, Spec};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
     Batch, Body, Bytes, Costs, Device, DeviceId, Function, FunctionId, Kernel, LearningRate, Nanos, ParamId,
@@ -10,16 +10,20 @@ use pipec_program::{
 };
 use std::ops::Range;
 
-/// Sums of times over the pieces before each, by slice and kind of device.
-pub(super) struct Times {
+/// The times of all pieces.
+pub(crate) struct Times {
+    /// The kind of every device.
     kinds: IdVec<DeviceId, usize>,
+    /// The times of each variant, by slice and kind.
+    variants: IdVec<Slice, Vec<IdVec<VariantId, PassTimes>>>,
+    /// Sums of times over the pieces before each, by slice and kind.
     slices: IdVec<Slice, Vec<Vec<PassTimes>>>,
 }
 
 impl Times {
     /// Takes the roofline times of a program that holds each pass of each layer as a function of its own, so that a
     /// plan and a simulation never disagree about the cost of a kernel.
-    pub(super) fn new(spec: &Spec, forms: &IdVec<Slice, Forms>) -> Self {
+    pub(crate) fn new(spec: &Spec, forms: &Forms) -> Self {
         let mut distinct: Vec<&DeviceKind> = Vec::new();
         let kinds = devices(&spec.cluster)
             .map(|kind| {
@@ -30,8 +34,8 @@ impl Times {
             })
             .collect();
         let mut functions = IdVec::new();
-        let mut calls: IdVec<Slice, IdVec<LayerId, [FunctionId; 4]>> = IdVec::new();
-        for forms in forms.values() {
+        let mut calls: IdVec<Slice, IdVec<VariantId, [FunctionId; 4]>> = IdVec::new();
+        for of_slice in forms.slices.values() {
             let of_form = |form: &Form| {
                 let backward = |wanted: &[Phase]| {
                     let taken = form.backward.iter().filter(|(phase, _)| wanted.contains(phase));
@@ -45,27 +49,39 @@ impl Times {
                 ];
                 passes.map(|kernels| functions.push(function(form, kernels)))
             };
-            calls.push(forms.values().map(of_form).collect());
+            calls.push(of_slice.values().map(of_form).collect());
         }
         let costs = Costs::roofline(&program(&distinct, functions));
-        let of_slice = |calls: &IdVec<LayerId, [FunctionId; 4]>| {
-            let of_kind = |kind: usize| {
-                let mut sum = PassTimes::default();
-                let mut sums = vec![sum];
-                for piece in &spec.model.pieces {
-                    let time = |pass: usize| costs.call(DeviceId::new(kind), calls[piece.layer][pass]);
-                    sum.forward += time(0);
-                    sum.inputs += time(1);
-                    sum.weights += time(2);
-                    sum.backward += time(3);
-                    sums.push(sum);
-                }
-                sums
+        let of_slice = |calls: &IdVec<VariantId, [FunctionId; 4]>| -> Vec<IdVec<VariantId, PassTimes>> {
+            let of_variant = |kind: usize, calls: [FunctionId; 4]| {
+                let time = |pass: usize| costs.call(DeviceId::new(kind), calls[pass]);
+                PassTimes { forward: time(0), inputs: time(1), weights: time(2), backward: time(3) }
             };
+            let of_kind = |kind| calls.values().map(|&calls| of_variant(kind, calls)).collect();
             (0..distinct.len()).map(of_kind).collect()
         };
-        let slices = calls.values().map(of_slice).collect();
-        Self { kinds, slices }
+        let variants: IdVec<Slice, Vec<IdVec<VariantId, PassTimes>>> = calls.values().map(of_slice).collect();
+        let sums = |times: &IdVec<VariantId, PassTimes>| {
+            let mut sum = PassTimes::default();
+            let mut sums = vec![sum];
+            for &variant in &forms.pieces {
+                sum = sum + times[variant];
+                sums.push(sum);
+            }
+            sums
+        };
+        let slices = variants.values().map(|kinds| kinds.iter().map(sums).collect()).collect();
+        Self { kinds, variants, slices }
+    }
+
+    /// The passes of a variant over each slice on a device.
+    pub(crate) fn variant(
+        &self,
+        variant: VariantId,
+        device: DeviceId,
+    ) -> impl Iterator<Item = PassTimes> + '_ {
+        let kind = self.kinds.get(device).copied().unwrap_or_default();
+        self.variants.values().filter_map(move |kinds| Some(kinds.get(kind)?[variant]))
     }
 
     /// The passes of some pieces over each slice on a device.

@@ -8,10 +8,11 @@ mod cut;
 mod replicas;
 mod slices;
 
+pub(crate) use cost::Times;
 pub use slices::slice_lengths;
 
 use crate::mode::Forms;
-use crate::spec::{Cut, Model, Origins, Piece, Pipeline, Placement, Schedule, Spec};
+use crate::spec::{Cut, Model, Origins, Pipeline, Placement, Schedule, Spec};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, Nanos, Slice, StageId, Unit};
@@ -64,6 +65,18 @@ pub struct PassTimes {
     pub backward: Nanos,
 }
 
+impl std::ops::Add for PassTimes {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self {
+            forward: self.forward + other.forward,
+            inputs: self.inputs + other.inputs,
+            weights: self.weights + other.weights,
+            backward: self.backward + other.backward,
+        }
+    }
+}
+
 impl Stage {
     /// One forward pass over a whole micro-batch.
     pub fn forward(&self) -> Nanos {
@@ -85,6 +98,13 @@ impl Plan {
     /// The stage after, which takes the output of a stage; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
         (!(stage.0 + 1).is_multiple_of(self.depth())).then(|| StageId(stage.0 + 1))
+    }
+
+    /// The same cut for pieces in other modes.
+    pub fn with(&self, spec: &Spec, forms: &Forms) -> Self {
+        let ends = self.stages.values().take(self.depth() as usize).map(|stage| stage.pieces.end);
+        let bounds: Vec<usize> = std::iter::once(0).chain(ends).collect();
+        placed(spec, forms, &Times::new(spec, forms), &bounds)
     }
 
     /// Stages of one copy.
@@ -112,8 +132,8 @@ impl Plan {
 /// # Errors
 /// More stages than pieces, a number of stages that the schedule does not place on the devices, an explicit cut that
 /// does not cover the layers, a stage without pieces.
-pub fn plan(spec: &Spec, forms: &IdVec<Slice, Forms>, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
-    let Pipeline { stages, devices, micro_batches, .. } = spec.pipeline;
+pub fn plan(spec: &Spec, forms: &Forms, origins: &Origins) -> Result<Plan, Vec<Diagnostic>> {
+    let Pipeline { stages, devices, .. } = spec.pipeline;
     let (stages, devices) = (stages as usize, devices as usize);
     let pieces = spec.model.pieces.len();
     let errors = [chunks(&spec.pipeline, origins), enough_pieces(&spec.model, stages, origins)];
@@ -121,28 +141,30 @@ pub fn plan(spec: &Spec, forms: &IdVec<Slice, Forms>, origins: &Origins) -> Resu
     if !errors.is_empty() {
         return Err(errors);
     }
-    let times = cost::Times::new(spec, forms);
+    let times = Times::new(spec, forms);
     let bounds = match &spec.pipeline.cut {
         Cut::Balanced => cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0),
         Cut::Layers(layers) => explicit(layers, pieces, stages, origins)?,
     };
+    Ok(placed(spec, forms, &times, &bounds))
+}
+
+/// The stages of a cut on their devices.
+fn placed(spec: &Spec, forms: &Forms, times: &Times, bounds: &[usize]) -> Plan {
+    let Pipeline { devices, replicas, micro_batches, schedule, .. } = spec.pipeline;
+    let of_piece = |piece: usize| forms.first(piece).products().last().map_or(0, |last| last + 1);
+    let of_stage = |bound: &[usize]| (bound[0]..bound[1]).map(of_piece).sum::<usize>();
+    let products = bounds.windows(2).map(of_stage).max().unwrap_or(0);
     let mut plan = Plan {
         stages: IdVec::new(),
-        devices: (0..devices * spec.pipeline.replicas as usize).map(|_| Vec::new()).collect(),
-        replicas: spec.pipeline.replicas,
-        copies: spec.pipeline.schedule.placement().copies() * spec.pipeline.replicas,
+        devices: (0..devices as usize * replicas as usize).map(|_| Vec::new()).collect(),
+        replicas,
+        copies: schedule.placement().copies() * replicas,
         micro_batches,
-        slices: forms.len() as u32,
+        slices: forms.slices.len() as u32,
         lengths: slice_lengths(spec),
-        products: 0,
+        products: u16::try_from(products).unwrap_or(u16::MAX),
     };
-    if let Some(forms) = forms.values().next() {
-        let of_piece = |piece: &Piece| forms[piece.layer].products().last().map_or(0, |last| last + 1);
-        let of_stage =
-            |bound: &[usize]| spec.model.pieces[bound[0]..bound[1]].iter().map(of_piece).sum::<usize>();
-        let most = bounds.windows(2).map(of_stage).max().unwrap_or(0);
-        plan.products = u16::try_from(most).unwrap_or(u16::MAX);
-    }
     for copy in 0..plan.copies {
         for (index, bound) in bounds.windows(2).enumerate() {
             let (pieces, device) = (bound[0]..bound[1], place(&spec.pipeline, copy, index));
@@ -151,7 +173,7 @@ pub fn plan(spec: &Spec, forms: &IdVec<Slice, Forms>, origins: &Origins) -> Resu
             plan.devices[device].push(stage);
         }
     }
-    Ok(plan)
+    plan
 }
 
 /// The device of a stage of a copy.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::mode::{Form, Kind, Value as FormValue};
+use crate::mode::{Form, Kind, ModeId, Value as FormValue, Variant, VariantId};
 use crate::spec::*;
 use pipec_program::id::IdVec;
 use pipec_program::{
@@ -67,14 +67,14 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             schedule,
             given: None,
             balance: 0,
-            recompute: Recompute::None,
+            recompute: Recompute::default(),
             replicas: 1,
         },
     }
 }
 
 /// Layers that move so many kilobytes, at 1 us each, and twice that backward.
-fn forms(kilobytes: [u64; 3]) -> IdVec<Slice, Forms> {
+fn forms(kilobytes: [u64; 3], layers: usize) -> Forms {
     let form = |kilobytes: u64| {
         let ty = TensorType::new(DType::F32, &[kilobytes * 125]);
         let value = |name: &str| FormValue { name: name.to_owned(), ty: ty.clone(), kind: Kind::Computed };
@@ -98,11 +98,18 @@ fn forms(kilobytes: [u64; 3]) -> IdVec<Slice, Forms> {
             random_sites: 0,
         }
     };
-    vec![kilobytes.map(form).to_vec().into()].into()
+    let variants = [0, 1, 2].map(|layer| Variant { layer: LayerId(layer), mode: ModeId(0) });
+    let mut pieces = vec![VariantId(1); layers + 2];
+    (pieces[0], pieces[layers + 1]) = (VariantId(0), VariantId(2));
+    Forms {
+        variants: variants.to_vec().into(),
+        slices: vec![kilobytes.map(form).to_vec().into()].into(),
+        pieces,
+    }
 }
 
 fn planned(spec: &Spec, kilobytes: [u64; 3]) -> String {
-    match plan(spec, &forms(kilobytes), &Origins::default()) {
+    match plan(spec, &forms(kilobytes, spec.model.pieces.len() - 2), &Origins::default()) {
         Ok(plan) => super::print(&plan, &spec.model),
         Err(errors) => {
             let text = |error: &Diagnostic| {
@@ -202,7 +209,8 @@ fn every_piece_is_placed_once() {
                 let stages = devices * chunks;
                 let schedule = Schedule::Interleaved { virtual_stages: chunks, group: devices };
                 let spec = spec(layers, stages, devices, schedule, Cut::Balanced);
-                let result = plan(&spec, &forms([3, 10, 7]), &Origins::default());
+                let result =
+                    plan(&spec, &forms([3, 10, 7], spec.model.pieces.len() - 2), &Origins::default());
                 if stages as usize > layers + 2 {
                     assert_eq!(result.unwrap_err()[0].code, Code::TooManyStages);
                     continue;

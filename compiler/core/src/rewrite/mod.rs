@@ -22,7 +22,7 @@ mod term;
 mod tests;
 
 use crate::graph::{Graph, Graphs, NodeId, Op, graphs};
-use crate::mode::{Extent, Forms, Layer, Layers, forms, reach};
+use crate::mode::{Extent, Forms, Layer, Layers, modes, reach};
 use crate::spec::{LayerId, Model, Recompute, Train};
 use egg::Id;
 use extract::{Choice, front};
@@ -87,18 +87,13 @@ pub fn rewrite(
         .collect()
 }
 
-/// The forms of the layers of a model in their fastest modes, for slices of some lengths.
+/// The forms of the pieces of a model in their fastest modes, for slices of some lengths.
 ///
 /// # Errors
 /// As [`rewrite`].
-pub fn fastest(
-    model: &Model,
-    train: &Train,
-    lengths: &[u64],
-    rates: Rates,
-) -> Result<IdVec<Slice, Forms>, NotSliceable> {
+pub fn fastest(model: &Model, train: &Train, lengths: &[u64], rates: Rates) -> Result<Forms, NotSliceable> {
     let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates)?;
-    Ok(forms(&layers, model, train, lengths, Recompute::None))
+    Ok(Forms::new(&layers, model, train, lengths, &modes(&layers, model, &Recompute::default())))
 }
 
 /// The modes of a layer, and what went on; or the operations that cannot be sliced.

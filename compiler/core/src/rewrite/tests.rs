@@ -1,7 +1,7 @@
 use super::*;
 use crate::graph::samples::{self, Sample};
 use crate::graph::{Graph, build};
-use crate::mode::{Form, form, print, verify};
+use crate::mode::{Form, ModeId, form, print, verify};
 use crate::spec::Unary;
 use pipec_program::{BytesPerSecond, DType, FlopsPerSecond, Mask};
 
@@ -19,7 +19,7 @@ fn fastest(graph: &Graph, lengths: &[u64]) -> Vec<Form> {
     let extents = extents(lengths);
     let (layer, _) = layer(graph, &extents, RATES).unwrap();
     let of_slice = |&extent: &Extent<'_>| {
-        let form = form(&layer, &layer.modes[0], extent);
+        let form = form(&layer, &layer.modes[ModeId(0)], extent);
         assert_eq!(verify(&form), Vec::<String>::new(), "{}", print(&form));
         form
     };
@@ -57,7 +57,7 @@ fn front() {
     let extents = extents(&[64]);
     let (layer, summary) = layer(&graph, &extents, RATES).unwrap();
     let mut text = format!("{summary:?}\n");
-    for mode in &layer.modes {
+    for mode in layer.modes.values() {
         let kept = mode.steps.values().filter(|step| step.make == crate::mode::Make::Keep);
         let names: Vec<&str> = kept.map(|step| &*step.name).collect();
         text += &format!("{} {} keeps {}\n", mode.time, mode.kept, names.join(", "));

@@ -129,6 +129,14 @@ pub struct Piece {
     pub parameters: IdVec<SlotId, ParameterId>,
 }
 
+impl Piece {
+    /// Whether it is one of the layers: a repetition of a `repeat`.
+    pub fn is_repeated(&self) -> bool {
+        // Names of the language have no dot in them; only the number of a repetition brings one.
+        self.name.contains('.')
+    }
+}
+
 /// A distinct layer: operations on the values of every token, in order; each value is defined once.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
@@ -450,8 +458,25 @@ pub struct Pipeline {
 }
 
 /// What the backward pass computes again instead of keeping it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Recompute {
+    /// The same of every piece.
+    Every(Level),
+    /// Of each layer its own; of what stands before and after the layers as little as of [`Level::None`].
+    Layers(Vec<Level>),
+    /// As little as the memory of every device allows.
+    Auto,
+}
+
+impl Default for Recompute {
+    fn default() -> Self {
+        Self::Every(Level::default())
+    }
+}
+
+/// How much of a piece is computed again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Level {
     /// What makes the step fastest: nothing but what costs no time.
     #[default]
     None,
@@ -462,7 +487,10 @@ pub enum Recompute {
     Full,
 }
 
-impl Recompute {
+impl Level {
+    /// All levels, from that which keeps most.
+    pub const ALL: [Self; 3] = [Self::None, Self::Selective, Self::Full];
+
     /// The spelling in the language.
     pub fn name(self) -> &'static str {
         match self {

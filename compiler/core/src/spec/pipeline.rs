@@ -6,7 +6,7 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, Model, Origin, Piece, Pipeline, Recompute, Schedule};
+use super::{Cluster, Cut, Level, Model, Origin, Pipeline, Recompute, Schedule};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::{DType, Data};
 
@@ -76,6 +76,7 @@ struct Places {
     devices: Origin,
     replicas: Origin,
     layers: Origin,
+    recompute: Origin,
     cluster: Origin,
 }
 
@@ -123,6 +124,7 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         devices: block.origin("devices"),
         replicas: block.origin("data_parallel"),
         layers: block.origin("layers"),
+        recompute: block.origin("recompute"),
         cluster: block.origin("cluster"),
     };
     let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
@@ -133,20 +135,58 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
 
 fn recompute(value: &Constant, report: &mut Report) -> Option<Recompute> {
     match &value.kind {
-        Kind::Word(word) if word == "none" => Some(Recompute::None),
-        Kind::Word(word) if word == "selective" => Some(Recompute::Selective),
-        Kind::Word(word) if word == "full" => Some(Recompute::Full),
+        Kind::Word(word) if word == "auto" => Some(Recompute::Auto),
+        Kind::List(items) => {
+            let runs: Vec<Option<Vec<Level>>> = items.iter().map(|item| run(item, report)).collect();
+            let runs: Option<Vec<Vec<Level>>> = runs.into_iter().collect();
+            Some(Recompute::Layers(runs?.concat()))
+        }
         Kind::Word(_)
         | Kind::Poison
         | Kind::Number(_)
         | Kind::Quantity(..)
         | Kind::Text(_)
+        | Kind::Call(..)
+        | Kind::Record(..) => match level(value) {
+            Some(level) => Some(Recompute::Every(level)),
+            None => {
+                let expected = "`none`, `selective`, `full`, `auto` or a list with one of the first three for each layer";
+                wrong_kind(value, expected, report);
+                None
+            }
+        },
+    }
+}
+
+/// The level of one layer, or of several that follow each other: `full` or `full(10)`.
+fn run(value: &Constant, report: &mut Report) -> Option<Vec<Level>> {
+    if let Kind::Call(name, arguments) = &value.kind
+        && let Some(level) = Level::ALL.into_iter().find(|level| level.name() == name)
+        && let [(None, count)] = &arguments[..]
+    {
+        return small(count, 1, report).map(|count| vec![level; count as usize]);
+    }
+    let level = level(value);
+    if level.is_none() {
+        wrong_kind(
+            value,
+            "`none`, `selective` or `full`, or one of them with a number of layers such as `full(10)`",
+            report,
+        );
+    }
+    level.map(|level| vec![level])
+}
+
+fn level(value: &Constant) -> Option<Level> {
+    match &value.kind {
+        Kind::Word(word) => Level::ALL.into_iter().find(|level| level.name() == word),
+        Kind::Poison
+        | Kind::Number(_)
+        | Kind::Quantity(..)
+        | Kind::Text(_)
         | Kind::List(_)
         | Kind::Call(..)
-        | Kind::Record(..) => {
-            wrong_kind(value, "`none`, `selective` or `full`", report);
-            None
-        }
+        | Kind::Record(..) => None,
     }
 }
 
@@ -171,7 +211,7 @@ pub(super) fn pipeline(
     check_precision(wished, cluster, train, report);
     check_data(model, train, report);
     let (devices, stages) = stages(wished, cluster, report)?;
-    let layers = model.pieces.iter().filter(|piece| is_layer(piece)).count();
+    let layers = model.pieces.iter().filter(|piece| piece.is_repeated()).count();
     let pieces = model.pieces.len();
     if stages as usize > pieces {
         let place = wished.origins.stages;
@@ -210,10 +250,26 @@ pub(super) fn pipeline(
         let sizes = given::Sizes { devices, micro_batches: each, replicas, seq: train.train.seq };
         given::check(given, wished.schedule.slices, sizes, report);
     }
-    let recompute = wished.recompute;
+    check_recompute(wished, layers, &model.name, report);
+    let recompute = wished.recompute.clone();
     let pipeline =
         Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance, recompute };
     (report.errors() == errors).then_some(pipeline)
+}
+
+/// A list has a level for every layer.
+fn check_recompute(wished: &Wished, layers: usize, model: &str, report: &mut Report) {
+    let Recompute::Layers(levels) = &wished.recompute else { return };
+    if levels.len() == layers {
+        return;
+    }
+    let place = wished.origins.recompute;
+    let message = format!("`recompute` is given for {} layers, model `{model}` has {layers}", levels.len());
+    report.push(
+        Diagnostic::error(place.source, Code::CutMismatch, message)
+            .at(place.span, format!("{} layers", levels.len()))
+            .help("give one for each layer; what stands before and after the layers is not counted"),
+    );
 }
 
 /// The micro-batches of a step over all replicas, which share them evenly. That the micro-batch divides the global batch
@@ -261,12 +317,6 @@ fn check_slices(wished: &Wished, schedule: Schedule, train: &Resolved, report: &
             None => format!("write `slices: {fewer}` or change `seq`"),
         }),
     );
-}
-
-/// Whether a piece is one repetition of a `repeat`.
-fn is_layer(piece: &Piece) -> bool {
-    // Names of the language have no dot in them; only the number of a repetition brings one.
-    piece.name.contains('.')
 }
 
 /// The number of devices and of stages.
@@ -393,11 +443,11 @@ fn cut(wished: &Wished, model: &Model, stages: u32, layers: usize, report: &mut 
 }
 
 fn has_front(model: &Model) -> bool {
-    model.pieces.first().is_some_and(|piece| !is_layer(piece))
+    model.pieces.first().is_some_and(|piece| !piece.is_repeated())
 }
 
 fn has_back(model: &Model) -> bool {
-    model.pieces.last().is_some_and(|piece| !is_layer(piece))
+    model.pieces.last().is_some_and(|piece| !piece.is_repeated())
 }
 
 fn check_precision(wished: &Wished, cluster: &Cluster, train: &Resolved, report: &mut Report) {

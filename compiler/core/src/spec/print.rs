@@ -1,7 +1,8 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
 use super::{
-    Cluster, Cut, Layer, Model, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary, Value, ValueId, Wire,
+    Cluster, Cut, Layer, Level, Model, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary, Value,
+    ValueId, Wire,
 };
 use pipec_program::id::IdVec;
 use pipec_program::{Data, Init, LearningRate, Mask, Pairing, RopeScaling, TokenWidth, Tokenizer};
@@ -235,11 +236,14 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
             pipeline.stages, pipeline.devices, pipeline.micro_batches
         ),
     );
-    match pipeline.recompute {
-        Recompute::None => {}
-        Recompute::Selective | Recompute::Full => {
-            lines.add(1, format_args!("recompute {}", pipeline.recompute.name()));
+    match &pipeline.recompute {
+        Recompute::Every(Level::None) => {}
+        Recompute::Every(level) => lines.add(1, format_args!("recompute {}", level.name())),
+        Recompute::Layers(levels) => {
+            let names: Vec<&str> = levels.iter().map(|level| level.name()).collect();
+            lines.add(1, format_args!("recompute [{}]", names.join(", ")));
         }
+        Recompute::Auto => lines.add(1, "recompute auto"),
     }
     match &pipeline.cut {
         Cut::Balanced => lines.add(1, "cut balanced"),

@@ -4,7 +4,7 @@ use super::support::{repository, settle, spec};
 use pipec_compiler::graph::graphs;
 use pipec_compiler::mode::Extent;
 use pipec_compiler::rewrite::{Rates, layer, rules};
-use pipec_compiler::spec::{Recompute, Resolution};
+use pipec_compiler::spec::{Level, Resolution};
 
 const PAGE: &str = "docs/rules.md";
 
@@ -92,8 +92,8 @@ fn kept(model: &str) -> [u64; 3] {
     let graph = graphs.values().find(|graph| graph.name == "layer").unwrap();
     let extent = Extent { sequences: 1, lengths: &[TOKENS], slice: 0, reach: None };
     let (layer, _) = layer(graph, &[extent], Rates::of(&spec)).unwrap();
-    [Recompute::None, Recompute::Selective, Recompute::Full].map(|recompute| {
-        let bytes = layer.mode(recompute).kept.0;
+    Level::ALL.map(|level| {
+        let bytes = layer.modes[layer.at(level)].kept.0;
         assert!(bytes.is_multiple_of(TOKENS));
         bytes / TOKENS
     })

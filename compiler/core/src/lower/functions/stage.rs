@@ -24,16 +24,16 @@ use std::ops::Range;
 /// slices that see each other.
 pub fn stage_functions(
     model: &Model,
-    forms: &IdVec<Slice, Forms>,
+    forms: &Forms,
     pieces: Range<usize>,
     name: &str,
     wanted: Wanted,
 ) -> StageFunctions {
     let states: IdVec<Slice, States> =
-        forms.values().map(|forms| States::new(model, forms, pieces.clone())).collect();
-    let stage = Stage::new(model, forms.values().next(), pieces.clone());
+        forms.slices.ids().map(|slice| States::new(forms, slice, pieces.clone())).collect();
+    let stage = Stage::new(model, forms, pieces.clone());
     let mut slices: IdVec<Slice, SliceFunctions> = IdVec::new();
-    for (slice, forms) in forms.iter() {
+    for slice in forms.slices.ids() {
         let passes = Passes::new(&stage, model, forms, pieces.clone(), &states, slice, wanted);
         let suffix = if states.len() > 1 { format!("{name}_{slice}") } else { name.to_owned() };
         let functions = passes.functions(&suffix, wanted);
@@ -66,12 +66,10 @@ struct Stage {
 
 impl Stage {
     /// Parameters in the order of their first use, each once.
-    fn new(model: &Model, forms: Option<&Forms>, pieces: Range<usize>) -> Self {
+    fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
+        let precision =
+            pieces.clone().next().map_or(program::DType::F32, |piece| forms.first(piece).precision);
         let pieces = &model.pieces[pieces];
-        let precision = pieces
-            .first()
-            .and_then(|piece| Some(forms?.get(piece.layer)?.precision))
-            .unwrap_or(program::DType::F32);
         let mut positions = BTreeMap::new();
         let mut parameters: Vec<(ParameterId, u64)> = Vec::new();
         for &parameter in pieces.iter().flat_map(|piece| piece.parameters.values()) {
@@ -100,16 +98,15 @@ struct States {
 }
 
 impl States {
-    fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
-        let of_piece = |piece: &Piece| {
-            let form = &forms[piece.layer];
+    fn new(forms: &Forms, slice: Slice, pieces: Range<usize>) -> Self {
+        let of_piece = |piece: usize| {
+            let form = forms.of(slice, piece);
             form.state.iter().map(|state| &form.values[form.origin(state.value)].ty)
         };
-        let pieces = &model.pieces[pieces];
-        let (places, end) = place_tensors(pieces.iter().flat_map(of_piece));
+        let (places, end) = place_tensors(pieces.clone().flat_map(of_piece));
         let mut places = places.into_iter();
-        let of_piece = |piece: &Piece| places.by_ref().take(forms[piece.layer].state.len()).collect();
-        Self { places: pieces.iter().map(of_piece).collect(), end }
+        let of_piece = |piece| places.by_ref().take(forms.of(slice, piece).state.len()).collect();
+        Self { places: pieces.map(of_piece).collect(), end }
     }
 }
 
@@ -165,13 +162,12 @@ impl<'a> Passes<'a> {
         slice: Slice,
         wanted: Wanted,
     ) -> Self {
-        let mut sites: u64 =
-            model.pieces[..range.start].iter().map(|piece| forms[piece.layer].random_sites).sum();
+        let mut sites: u64 = (0..range.start).map(|piece| forms.of(slice, piece).random_sites).sum();
         let mut pieces: Vec<Part<'a>> = Vec::with_capacity(range.len());
         let mut outputs: Vec<Home> = Vec::new();
         let mut input: Vec<(TensorType, Bytes)> = Vec::new();
-        for (position, piece) in model.pieces[range].iter().enumerate() {
-            let form = &forms[piece.layer];
+        for (position, number) in range.enumerate() {
+            let (piece, form) = (&model.pieces[number], forms.of(slice, number));
             let inputs = if position == 0 {
                 input = placed(form, &form.inputs);
                 (0..form.inputs.len()).map(Home::Input).collect()

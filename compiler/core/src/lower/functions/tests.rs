@@ -1,7 +1,7 @@
 use super::*;
 use crate::graph::build;
 use crate::graph::samples;
-use crate::mode::{Extent, Forms, form};
+use crate::mode::{Extent, Form, Forms, ModeId, Variant, VariantId, form};
 use crate::rewrite::{self, Rates};
 use crate::spec::{Choice, LIBRARY, Model, Optimizer, Sources, resolve};
 use pipe_grammar::diagnostic::SourceId;
@@ -18,13 +18,15 @@ const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None };
 const RATES: Rates =
     Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
 
-fn forms(model: &Model, sequences: u64, tokens: u64, precision: DType) -> IdVec<Slice, Forms> {
+fn forms(model: &Model, sequences: u64, tokens: u64, precision: DType) -> Forms {
     let extent = Extent { sequences, lengths: &[tokens], slice: 0, reach: None };
-    let of_layer = |layer| {
+    let of_layer = |(id, layer)| {
         let (layer, _) = rewrite::layer(&build(layer, precision), &[extent], RATES).unwrap();
-        form(&layer, &layer.modes[0], extent)
+        (Variant { layer: id, mode: ModeId(0) }, form(&layer, &layer.modes[ModeId(0)], extent))
     };
-    vec![model.layers.values().map(of_layer).collect()].into()
+    let (variants, forms): (Vec<Variant>, Vec<Form>) = model.layers.iter().map(of_layer).unzip();
+    let pieces = model.pieces.iter().map(|piece| VariantId::new(piece.layer.index())).collect();
+    Forms { variants: variants.into(), slices: vec![forms.into()].into(), pieces }
 }
 
 fn passes(stage: &StageFunctions) -> &SliceFunctions {
@@ -291,7 +293,7 @@ fn workspaces_of_shipped_models_are_tight() {
         };
         let forms =
             crate::rewrite::fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
-        for form in forms.values().flat_map(|forms| forms.values()) {
+        for form in forms.all() {
             assert_eq!(crate::mode::verify(form), Vec::<String>::new(), "{name}");
         }
         let end = spec.model.pieces.len();

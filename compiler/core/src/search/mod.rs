@@ -7,6 +7,8 @@
 //!
 //! What is asked and decided in each round stands here; the rounds themselves are part of `pipeline`.
 
+pub(crate) mod modes;
+
 use crate::lower::Arena;
 use crate::plan::Plan;
 use crate::schedule::{Problem, Schedule as Order, peaks};
