@@ -22,7 +22,10 @@ use std::collections::{BTreeMap, BTreeSet};
 const MOST_MOMENTS: usize = 8;
 
 /// How often an order is made again for the modes that were chosen for it.
-pub(crate) const MOST_TURNS: usize = 4;
+pub(crate) const MOST_TURNS: usize = 6;
+
+/// How many of the shortest steps are simulated.
+pub(crate) const MOST_CANDIDATES: usize = 4;
 
 /// The most points of a front of sums; beyond it every second is left out.
 const MOST_POINTS: usize = 1 << 13;
@@ -162,9 +165,22 @@ impl Room {
         }
     }
 
-    /// Whether units that take so much on each device fit.
-    pub(crate) fn holds(&self, peaks: &IdVec<DeviceId, u64>) -> bool {
-        peaks.values().zip(self.units.values()).all(|(peak, room)| peak <= room)
+    /// What units that take so much on each device take too much.
+    pub(crate) fn over(&self, peaks: &IdVec<DeviceId, u64>) -> IdVec<DeviceId, u64> {
+        peaks.values().zip(self.units.values()).map(|(peak, room)| peak.saturating_sub(*room)).collect()
+    }
+
+    /// What units that take so much on each device leave.
+    pub(crate) fn free(&self, peaks: &IdVec<DeviceId, u64>) -> IdVec<DeviceId, u64> {
+        peaks.values().zip(self.units.values()).map(|(peak, room)| room.saturating_sub(*peak)).collect()
+    }
+
+    /// Takes some bytes of each device away.
+    pub(crate) fn take(&mut self, bytes: &IdVec<DeviceId, u64>) {
+        for (device, bytes) in bytes.iter() {
+            self.units[device] = self.units[device].saturating_sub(*bytes);
+            self.all[device] = self.all[device].saturating_sub(*bytes);
+        }
     }
 }
 

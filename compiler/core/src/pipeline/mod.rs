@@ -1,17 +1,21 @@
 //! The one place where the stages of the compiler stand in order.
 
+mod choose;
+mod complain;
+
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
 use crate::mode::{self, Forms, Layers, ModeId, modes};
 use crate::plan::{Plan, plan, slice_lengths};
-use crate::rewrite::{NotSliceable, Rates, rewrite};
-use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, execute, given, order, peaks};
+use crate::rewrite::{Rates, rewrite};
+use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
 use crate::search;
-use crate::search::modes::{Chosen, Ordered, Prices, Room};
-use crate::spec::{Level, Origins, Recompute, Spec};
+use crate::spec::{Origins, Recompute, Spec};
+use choose::chosen;
+use complain::{advised, not_sliceable, over_limit, refused, too_little};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
-use pipec_program::id::{Id, IdVec};
+use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
 use pipec_program::{Bytes, DeviceId, Program, Verified, Violations, verify};
 use std::fmt;
@@ -19,6 +23,10 @@ use std::fmt;
 /// What came out of a spec.
 #[derive(Clone, Debug)]
 pub struct Compiled {
+    /// The modes of all distinct layers.
+    pub layers: Layers,
+    /// The mode of every piece.
+    pub modes: Vec<ModeId>,
     /// The cut and its placement.
     pub plan: Plan,
     /// What the order of passes is made for.
@@ -149,12 +157,12 @@ fn compiled(
             fit(task, laid, observer).map_err(|lack| lack.error(task))?
         }
     };
-    let Laid { plan, problem, replica, .. } = laid;
+    let Laid { modes, plan, problem, replica, .. } = laid;
     observer.stage(Stage::Lowered(&lowered));
     let Lowered { program, arenas } = lowered;
     let program = proved(program)?;
     observer.stage(Stage::Program(&program));
-    Ok(Compiled { plan, problem, schedule, replica, order, program, arenas })
+    Ok(Compiled { layers, modes, plan, problem, schedule, replica, order, program, arenas })
 }
 
 /// What is cut, ordered and lowered.
@@ -173,6 +181,7 @@ struct Task<'a> {
 
 /// A cut with its functions and what an order is made for.
 struct Laid {
+    modes: Vec<ModeId>,
     forms: Forms,
     plan: Plan,
     stages: Stages,
@@ -208,7 +217,7 @@ fn lay(
     let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
     search::limit(spec, &plan, &mut problem);
     let replica = plan.problem_of_replica(&problem).map_err(|error| refused(&error, origins))?;
-    Ok(Laid { forms, plan, stages, wanted, problem, replica })
+    Ok(Laid { modes: modes.to_vec(), forms, plan, stages, wanted, problem, replica })
 }
 
 /// An order and its program.
@@ -280,88 +289,6 @@ fn fit(task: Task<'_>, mut laid: Laid, observer: &mut dyn Observer) -> Result<Fi
     }
 }
 
-/// The order and the program in the modes that make a step shortest.
-///
-/// The memory that modes are chosen for is what is there without gaps between buffers and early messages. What a program
-/// lacks is therefore kept free the next time.
-fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitted, Error> {
-    let mut reserve: Option<IdVec<DeviceId, u64>> = None;
-    let mut rounds = 0;
-    loop {
-        let found = best(task, reserve.as_ref())?;
-        let (modes, cut) = match &found {
-            Some(found) => (found.chosen.modes.clone(), Some(&found.plan)),
-            // What keeps least tells best what is lacking.
-            None => (modes(task.layers, &task.spec.model, &Recompute::Every(Level::Full)), None),
-        };
-        let laid = lay(task, &modes, cut, observer)?;
-        let replica = laid.replica.devices().len().max(1);
-        let (diagnostic, lacking) = match fit(task, laid, observer) {
-            Ok(fitted) => return Ok(fitted),
-            Err(Lack::Memory(diagnostic, lacking)) => (diagnostic, lacking),
-            Err(Lack::Other(error)) => return Err(error),
-        };
-        rounds += 1;
-        if found.is_none() || rounds > search::MOST_ROUNDS {
-            return Err(Lack::Memory(diagnostic, lacking).error(task));
-        }
-        let reserve = reserve.get_or_insert_with(|| (0..replica).map(|_| 0).collect());
-        for (device, bytes) in reserve.iter_mut() {
-            let alike = lacking.values().skip(device.index()).step_by(replica);
-            *bytes += alike.copied().max().unwrap_or_default().0;
-        }
-    }
-}
-
-/// Modes with their cut and the time of a step.
-struct Found {
-    chosen: Chosen,
-    plan: Plan,
-    makespan: u64,
-}
-
-/// The modes whose step is shortest by the times of the plan; none if no modes fit. `reserve` is kept free.
-///
-/// Modes are chosen for an order, and the order may depend on them. So from several modes to start with, orders and modes
-/// follow each other as long as steps become shorter.
-fn best(task: Task<'_>, reserve: Option<&IdVec<DeviceId, u64>>) -> Result<Option<Found>, Error> {
-    let Task { spec, layers, lengths, .. } = task;
-    let adapts = search::adapts(spec.pipeline.schedule);
-    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
-    let mut best: Option<Found> = None;
-    let mut cut: Option<Plan> = None;
-    let mut prices: Option<Prices> = None;
-    for seed in search::modes::seeds(layers, &spec.model.pieces, adapts) {
-        let mut chosen = Chosen { modes: seed, gap: 0 };
-        for _ in 0..search::modes::MOST_TURNS {
-            let laid = lay(task, &chosen.modes, cut.as_ref(), &mut ())?;
-            cut.get_or_insert_with(|| laid.plan.clone());
-            let room = Room::new(&laid.replica, &laid.plan, &laid.stages, reserve);
-            let mut within = laid.replica.clone();
-            within.caps = within.caps.filter(|_| adapts);
-            // Where nothing fits in these modes it may in others.
-            let Ok(order) = ordered(Task { advise: false, ..task }, &mut within) else { break };
-            let execution = execute(&laid.replica, &order, |step| laid.replica.duration(step));
-            let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
-            let fits = room.holds(&peaks(&laid.replica, &order));
-            let shorter = best.as_ref().is_none_or(|best| makespan < best.makespan);
-            if fits && shorter {
-                best = Some(Found { chosen: chosen.clone(), plan: laid.plan.clone(), makespan });
-            }
-            let prices = prices.get_or_insert_with(|| {
-                Prices::new(spec, layers, lengths, Wanted::of(uses, laid.plan.products))
-            });
-            let plan = laid.plan.replica();
-            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room };
-            match search::modes::choose(prices, spec, ordered) {
-                Some(next) if next.modes != chosen.modes => chosen = next,
-                Some(_) | None => break,
-            }
-        }
-    }
-    Ok(best)
-}
-
 /// The order of a policy or of a file.
 fn ordered(task: Task<'_>, problem: &mut Problem) -> Result<Schedule, Error> {
     let (spec, origins) = (task.spec, task.origins);
@@ -386,68 +313,8 @@ fn ordered(task: Task<'_>, problem: &mut Problem) -> Result<Schedule, Error> {
     Ok(schedule)
 }
 
-/// Operations that need whole sequences in a pipeline of slices.
-fn not_sliceable(error: &NotSliceable, spec: &Spec, origins: &Origins) -> Error {
-    let slices = spec.pipeline.schedule.slices();
-    let message =
-        format!("layer `{}` cannot be cut into {slices} slices", spec.model.layers[error.layer].name);
-    let places = origins.operations.get(error.layer);
-    let diagnostic = |&operation: &usize| {
-        let place = places.and_then(|places| places.get(operation)).copied().unwrap_or(origins.schedule);
-        Diagnostic::error(place.source, Code::NotSliceable, message.clone())
-            .at(place.span, "every token of this attention sees all later ones")
-            .help("write `mask: causal`, or a schedule without `slices`")
-    };
-    Error::Diagnostics(error.operations.iter().map(diagnostic).collect())
-}
-
-/// A device that does not hold the units of one micro-batch.
-fn too_little(task: Task<'_>, device: DeviceId, needed: u64, cap: u64) -> Error {
-    let origin = task.origins.schedule;
-    let message = format!(
-        "device {device} needs {} for the activations of one micro-batch and has {} left for them",
-        Bytes(needed),
-        Bytes(cap)
-    );
-    let error = Diagnostic::error(origin.source, Code::OutOfMemory, message)
-        .at(origin.span, "no order takes less")
-        .help(if search::is_limited(task.spec.pipeline.schedule) {
-            "raise `memory`, or use more stages, a smaller micro-batch or shorter sequences"
-        } else {
-            "use more stages, a smaller micro-batch, shorter sequences, or devices with more memory"
-        });
-    Error::Diagnostics(vec![advised(task, error)])
-}
-
-/// A schedule that takes more than it may.
-fn over_limit(origins: &Origins, lacking: &IdVec<DeviceId, Bytes>) -> Diagnostic {
-    let origin = origins.schedule;
-    let most = lacking.values().copied().max().unwrap_or_default();
-    let message = format!("no order is found that keeps to `memory`: {most} too little");
-    Diagnostic::error(origin.source, Code::OutOfMemory, message).at(origin.span, "")
-}
-
-/// The diagnostic with a schedule that fits, if one is found.
-fn advised(task: Task<'_>, diagnostic: Diagnostic) -> Diagnostic {
-    if !task.advise || search::is_limited(task.spec.pipeline.schedule) {
-        return diagnostic;
-    }
-    let compiles = |spec: &Spec| compiled(spec, task.origins, task.inputs, false, &mut ()).is_ok();
-    match search::fitting(task.spec, compiles) {
-        Some(schedule) => diagnostic.help(format!("`schedule: {schedule}` would fit")),
-        None => diagnostic,
-    }
-}
-
 /// A file may ask for every pass.
 const EVERYTHING: Uses = Uses { whole: true, split: true, products: true };
-
-/// A schedule that is not made for a pipeline like this.
-fn refused(reason: &dyn fmt::Display, origins: &Origins) -> Error {
-    let origin = origins.schedule;
-    let error = Diagnostic::error(origin.source, Code::Conflict, "the schedule does not fit the pipeline");
-    Error::Diagnostics(vec![error.at(origin.span, reason.to_string())])
-}
 
 /// The most violations that an internal error lists.
 const MOST_LISTED: usize = 20;

@@ -1,0 +1,125 @@
+//! `recompute: auto`: orders and modes in turn, and what the program lacks kept free the next time.
+
+use super::{EVERYTHING, Error, Fitted, Lack, Observer, Task, fit, lay, ordered, proved};
+use crate::lower::functions::Wanted;
+use crate::mode::{ModeId, modes};
+use crate::plan::Plan;
+use crate::schedule::{Policy, execute, peaks};
+use crate::search;
+use crate::search::modes::{Chosen, Ordered, Prices, Room};
+use crate::spec::{Level, Recompute};
+use pipec_program::id::{Id, IdVec};
+use pipec_program::simulate::simulate;
+use pipec_program::{Bytes, Costs, DeviceId, Nanos};
+use std::collections::BTreeSet;
+
+/// The order and the program in the modes whose step is shortest in simulation.
+///
+/// The memory that modes are chosen for is what is there without gaps between buffers and early messages. What a program
+/// lacks is therefore kept free the next time.
+pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitted, Error> {
+    let mut reserve: Option<IdVec<DeviceId, u64>> = None;
+    let mut best: Option<(Nanos, Vec<ModeId>, Plan)> = None;
+    let mut tried: BTreeSet<Vec<ModeId>> = BTreeSet::new();
+    for _ in 0..search::MOST_ROUNDS {
+        let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
+        let mut candidates = candidates(task, reserve.as_ref())?;
+        candidates.retain(|candidate| tried.insert(candidate.chosen.modes.clone()));
+        for Candidate { chosen, plan, free, .. } in
+            candidates.into_iter().take(search::modes::MOST_CANDIDATES)
+        {
+            match fit(task, lay(task, &chosen.modes, Some(&plan), &mut ())?, &mut ()) {
+                Ok(fitted) => {
+                    let program = proved(fitted.lowered.program)?;
+                    let time = simulate(&program, &Costs::roofline(&program)).makespan();
+                    if best.as_ref().is_none_or(|(least, ..)| time < *least) {
+                        best = Some((time, chosen.modes, plan));
+                    }
+                }
+                // The first is the one that would be fastest.
+                Err(Lack::Memory(_, lacking)) => lacks = lacks.or(Some((free, lacking))),
+                Err(Lack::Other(error)) => return Err(error),
+            }
+        }
+        let Some((free, lacking)) = lacks else { break };
+        let reserve = reserve.get_or_insert_with(|| free.values().map(|_| 0).collect());
+        for (device, bytes) in reserve.iter_mut() {
+            let alike = lacking.values().skip(device.index()).step_by(free.len().max(1));
+            let lacks = alike.copied().max().unwrap_or_default().0;
+            // What seemed to be free was not.
+            *bytes += if lacks > 0 { free[device] + lacks } else { 0 };
+        }
+    }
+    let (modes, cut) = match &best {
+        Some((_, modes, plan)) => (modes.clone(), Some(plan)),
+        // What keeps least tells best what is lacking.
+        None => (modes(task.layers, &task.spec.model, &Recompute::Every(Level::Full)), None),
+    };
+    let laid = lay(task, &modes, cut, observer)?;
+    fit(task, laid, observer).map_err(|lack| lack.error(task))
+}
+
+/// Modes with their cut and the time of a step.
+struct Candidate {
+    chosen: Chosen,
+    plan: Plan,
+    makespan: u64,
+    /// What it leaves of every device of a replica.
+    free: IdVec<DeviceId, u64>,
+}
+
+/// The modes that fit by the problem of the plan, those whose step is shortest first. `reserve` is kept free.
+///
+/// Modes are chosen for an order, and the order may depend on them. So from several modes to start with, orders and modes
+/// follow each other until they stay.
+fn candidates(task: Task<'_>, reserve: Option<&IdVec<DeviceId, u64>>) -> Result<Vec<Candidate>, Error> {
+    let Task { spec, layers, lengths, .. } = task;
+    let adapts = search::adapts(spec.pipeline.schedule);
+    let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
+    let mut candidates: Vec<Candidate> = Vec::new();
+    let mut cut: Option<Plan> = None;
+    let mut prices: Option<Prices> = None;
+    for seed in search::modes::seeds(layers, &spec.model.pieces, adapts) {
+        let mut chosen = Chosen { modes: seed, gap: 0 };
+        // What chosen modes took beyond their prices: passes of several pieces may need more workspace than one.
+        let mut reserve = reserve.cloned();
+        for turn in 0..search::modes::MOST_TURNS {
+            let laid = lay(task, &chosen.modes, cut.as_ref(), &mut ())?;
+            cut.get_or_insert_with(|| laid.plan.clone());
+            let mut room = Room::new(&laid.replica, &laid.plan, &laid.stages, reserve.as_ref());
+            let mut within = laid.replica.clone();
+            within.caps = within.caps.filter(|_| adapts);
+            // Where nothing fits in these modes it may in others.
+            let Ok(order) = ordered(Task { advise: false, ..task }, &mut within) else { break };
+            let execution = execute(&laid.replica, &order, |step| laid.replica.duration(step));
+            let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
+            let peaks = peaks(&laid.replica, &order);
+            let (over, free) = (room.over(&peaks), room.free(&peaks));
+            let known = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
+            if over.values().all(|&over| over == 0) && !known {
+                candidates.push(Candidate {
+                    chosen: chosen.clone(),
+                    plan: laid.plan.clone(),
+                    makespan,
+                    free,
+                });
+            }
+            if turn > 0 {
+                room.take(&over);
+                let reserve = reserve.get_or_insert_with(|| over.ids().map(|_| 0).collect());
+                reserve.iter_mut().for_each(|(device, bytes)| *bytes += over[device]);
+            }
+            let prices = prices.get_or_insert_with(|| {
+                Prices::new(spec, layers, lengths, Wanted::of(uses, laid.plan.products))
+            });
+            let plan = laid.plan.replica();
+            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room };
+            match search::modes::choose(prices, spec, ordered) {
+                Some(next) if next.modes != chosen.modes => chosen = next,
+                Some(_) | None => break,
+            }
+        }
+    }
+    candidates.sort_by_key(|candidate| candidate.makespan);
+    Ok(candidates)
+}
