@@ -68,8 +68,11 @@ fn check_model(name: &str, model: &Model, constants: f64) {
 const WHOLE: Extent<'_> = Extent { sequences: SEQUENCES, lengths: &[TOKENS], slice: 0, reach: None };
 
 /// Of a device on which products take longer than what moves.
-const RATES: Rates =
-    Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
+const RATES: Rates = Rates {
+    compute: FlopsPerSecond(100_000_000_000),
+    bandwidth: BytesPerSecond(10_000_000_000),
+    host: false,
+};
 
 fn forms(model: &Model) -> IdVec<LayerId, Form> {
     let build = |layer| {

@@ -1,7 +1,7 @@
 //! The buffers of every device: what lives for the whole step at the bottom of its arena, what comes and goes above.
 
 use super::functions::{Region, has_master};
-use super::lifetimes::{Held, Lifetimes, Room, Tensor, region_bytes};
+use super::lifetimes::{Held, Room, Tensor, region_bytes};
 use super::pack::{Effort, Packing, Span, live, pack};
 use super::shards::Shard;
 use super::shared::Window;
@@ -173,19 +173,20 @@ impl Buffers {
         devices.iter().map(room).collect()
     }
 
-    /// Places what comes and goes: a buffer for every place that tensors of one kind, stage and size take in turn.
+    /// Places what comes and goes in an arena of every device: a buffer for every place that tensors of one kind, stage and size take in turn.
     /// Returns the buffer of each tensor.
     pub(super) fn place_tensors(
         &mut self,
-        lifetimes: &Lifetimes,
+        space: Space,
+        tensors: &IdVec<DeviceId, Vec<Tensor>>,
         rooms: &IdVec<DeviceId, Room>,
     ) -> (IdVec<DeviceId, Vec<Placed>>, IdVec<DeviceId, Arena>) {
         let mut placed = IdVec::new();
         let mut arenas = IdVec::new();
-        let tensors: usize = lifetimes.tensors.values().map(Vec::len).sum();
-        let mut effort = Effort::new(tensors);
-        let mut left = lifetimes.tensors.len() as u64;
-        for (device, tensors) in lifetimes.tensors.iter() {
+        let count: usize = tensors.values().map(Vec::len).sum();
+        let mut effort = Effort::new(count);
+        let mut left = tensors.len() as u64;
+        for (device, tensors) in tensors.iter() {
             let base = rooms[device].fixed;
             let spans: Vec<Span> = tensors.iter().map(|tensor| tensor.span).collect();
             // What one device leaves, others may use.
@@ -200,12 +201,15 @@ impl Buffers {
                 let (stage, region) = (tensor.unit.stage, tensor.region);
                 let buffer = *known.entry((stage, region, offset, tensor.span.bytes)).or_insert_with(|| {
                     let number = numbers.entry((stage, region)).or_default();
-                    let name = format!("{}_{stage}.{number}", region.name());
+                    let name = match space {
+                        Space::Device => format!("{}_{stage}.{number}", region.name()),
+                        Space::Host => format!("host_{}_{stage}.{number}", region.name()),
+                    };
                     *number += 1;
                     self.table.push(Buffer {
                         name,
                         device,
-                        space: Space::Device,
+                        space,
                         offset: base + Bytes(offset),
                         bytes: Bytes(tensor.span.bytes),
                         category: tensor.category,
@@ -214,9 +218,14 @@ impl Buffers {
                 places.push(Placed { buffer, offset });
             }
             placed.push(places);
-            let end = if height > 0 { base + Bytes(height) } else { self.ends[device] };
+            let (fixed, bottom) = match space {
+                Space::Device => (self.fixed_bytes[device].clone(), self.ends[device]),
+                // Nothing lives there for the whole step.
+                Space::Host => (BTreeMap::new(), Bytes::ZERO),
+            };
+            let end = if height > 0 { base + Bytes(height) } else { bottom };
             arenas.push(Arena {
-                fixed: self.fixed_bytes[device].clone(),
+                fixed,
                 packed: Bytes(height),
                 least: most_alive(tensors),
                 end,

@@ -12,10 +12,13 @@
 use super::functions::{Region, StageFunction};
 use super::pack::{Span, live};
 use super::stages::Stages;
+use super::trips::{Stored, Trip};
 use crate::plan::Plan;
 use crate::schedule::{Execution, Schedule, Step};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{Bytes, Category, ChannelId, DeviceId, Pass, StageId, TensorType, Unit};
+use pipec_program::{
+    Bytes, Category, ChannelId, Device, DeviceId, Link, LinkId, Pass, StageId, TensorType, Unit,
+};
 
 /// The number of a tensor among those of its device.
 pub(super) type Held = u32;
@@ -43,6 +46,11 @@ pub(super) struct UnitTensors {
     pub(super) input: Option<Held>,
     pub(super) saved: Option<Held>,
     pub(super) held: Option<Held>,
+    pub(super) stored: Option<Held>,
+    /// What has come back; what is stored where that stays.
+    pub(super) fetched: Option<Held>,
+    /// Its way to the host and back, by its number among those of the device.
+    pub(super) trip: Option<u32>,
     pub(super) output: Option<Held>,
     pub(super) output_gradient: Option<Held>,
     pub(super) input_gradient: Option<Held>,
@@ -87,6 +95,10 @@ pub(super) struct Lifetimes {
     pub(super) tensors: IdVec<DeviceId, Vec<Tensor>>,
     /// The tensors of each unit, by its index in the plan.
     pub(super) units: Vec<UnitTensors>,
+    /// The tensors that the host of each device holds.
+    pub(super) hosts: IdVec<DeviceId, Vec<Tensor>>,
+    /// The ways to the host and back, in the order in which they are fetched.
+    pub(super) trips: IdVec<DeviceId, Vec<Trip>>,
     /// The messages of each channel.
     pub(super) streams: IdVec<ChannelId, Stream>,
 }
@@ -105,21 +117,26 @@ pub(super) fn lifetimes(
     execution: &Execution,
     stages: &Stages,
     rooms: &IdVec<DeviceId, Room>,
+    (devices, links): (&IdVec<DeviceId, Device>, &IdVec<LinkId, Link>),
 ) -> Lifetimes {
     let passes = Passes::new(plan, schedule);
     let mut streams = streams(plan, schedule, stages, &passes);
     let mut held = Lifetimes {
         tensors: plan.devices.values().map(|_| Vec::new()).collect(),
         units: vec![UnitTensors::default(); plan.units()],
+        hosts: plan.devices.values().map(|_| Vec::new()).collect(),
+        trips: plan.devices.values().map(|_| Vec::new()).collect(),
         streams: IdVec::new(),
     };
+    let mut stored: IdVec<DeviceId, Vec<Stored>> = plan.devices.values().map(|_| Vec::new()).collect();
     for (device, steps) in schedule.devices.iter() {
         for (pass, unit) in steps.iter().flat_map(|step| step.passes()) {
             if pass == Pass::F {
-                hold_unit(plan, stages, &passes, &mut held, device, unit);
+                stored[device].extend(hold_unit(plan, stages, &passes, &mut held, device, unit));
             }
         }
     }
+    held.travel(plan, execution, &stored, devices, links);
     for (_, stream) in streams.iter_mut() {
         for message in &mut stream.messages {
             let taker = held.units[plan.unit_index(Unit { stage: stream.to, ..message.unit })];
@@ -232,7 +249,7 @@ pub(super) fn any_bytes<'a>(
     functions.into_iter().filter_map(|function| region_bytes(function, region)).max()
 }
 
-/// Adds the tensors that a unit makes or receives on its device.
+/// Adds the tensors that a unit makes or receives on its device. Returns what may go to the host.
 fn hold_unit(
     plan: &Plan,
     stages: &Stages,
@@ -240,7 +257,7 @@ fn hold_unit(
     held: &mut Lifetimes,
     device: DeviceId,
     unit: Unit,
-) {
+) -> Option<Stored> {
     let index = plan.unit_index(unit);
     let functions = stages.passes(unit.stage, unit.slice);
     let (forward, backward, weights) = (passes.forward[index], passes.backward[index], passes.weights[index]);
@@ -271,6 +288,16 @@ fn hold_unit(
     let made = |region| region_bytes(&functions.forward, region);
     own.saved = made(Region::Saved).and_then(|bytes| add(Region::Saved, kept, bytes, forward, backward));
     own.held = made(Region::Held).and_then(|bytes| add(Region::Held, kept, bytes, forward, weights));
+    let taken = last(unit.stage, Region::Fetched).unwrap_or(backward);
+    own.stored = made(Region::Stored).and_then(|bytes| add(Region::Stored, kept, bytes, forward, taken));
+    own.fetched = own.stored;
+    let stored = own.stored.zip(made(Region::Stored)).map(|(held, bytes)| Stored {
+        unit: index,
+        held,
+        bytes: bytes.0,
+        forward,
+        backward: (backward, taken),
+    });
     // A whole backward pass leaves nothing for later.
     own.pending = any_bytes(functions.backward(), Region::Pending)
         .filter(|_| backward != weights)
@@ -320,6 +347,7 @@ fn hold_unit(
     if let Some(before) = plan.before(unit.stage).filter(|&before| !elsewhere(before)) {
         held.units[plan.unit_index(Unit { stage: before, ..unit })].output_gradient = input_gradient;
     }
+    stored
 }
 
 impl Lifetimes {

@@ -7,8 +7,37 @@ use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::{Bytes, Category, DeviceId};
 
-/// One error for the device that lacks most, if any does.
-pub(super) fn check(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
+/// One error for the device that lacks most, if any does; or for the host that does.
+pub(super) fn check(
+    spec: &Spec,
+    origins: &Origins,
+    arenas: &IdVec<DeviceId, Arena>,
+    hosts: &IdVec<DeviceId, Arena>,
+) -> Option<Diagnostic> {
+    device(spec, origins, arenas).or_else(|| host(origins, hosts))
+}
+
+/// A host that holds less than is offloaded to it.
+fn host(origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
+    let short = hosts.iter().filter(|(_, arena)| arena.end > arena.capacity);
+    let (device, arena) =
+        short.max_by_key(|(id, arena)| (arena.end - arena.capacity, std::cmp::Reverse(*id)))?;
+    let message = format!(
+        "the host of device {device} needs {} for what is offloaded and has {} for each device: {} too little",
+        arena.end,
+        arena.capacity,
+        arena.end - arena.capacity
+    );
+    let origin = origins.cluster;
+    let error = Diagnostic::error(origin.source, Code::OutOfMemory, message);
+    Some(
+        error
+            .at(origin.span, "")
+            .help("offload a smaller part, or use a cluster whose hosts have more memory"),
+    )
+}
+
+fn device(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
     let short: Vec<_> = arenas.iter().filter(|(_, arena)| arena.end > arena.capacity).collect();
     let worst = short.iter().max_by_key(|(id, arena)| (arena.end - arena.capacity, std::cmp::Reverse(*id)));
     let &(device, arena) = worst?;

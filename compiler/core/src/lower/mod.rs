@@ -18,14 +18,16 @@ mod shared;
 mod stages;
 mod step;
 mod table;
+mod trips;
 mod units;
 mod wires;
 
 pub use arena::Arena;
 pub use shared::Window;
 pub use stages::Stages;
+pub(crate) use trips::{Host, hosts};
 pub use units::problem;
-pub(crate) use units::{Memory, unit, workspace};
+pub(crate) use units::{Memory, TRAVELLING, unit, workspace};
 
 use crate::graph::accumulator_type;
 use crate::plan::Plan;
@@ -33,12 +35,12 @@ use crate::schedule::{Deadlock, Execution, ProblemError, Schedule, Step, execute
 use crate::spec::{Origins, Spec};
 use arena::{Buffers, Needs, part};
 
-use lifetimes::lifetimes;
+use lifetimes::{Room, lifetimes};
 use pipe_grammar::diagnostic::Diagnostic;
 use pipec_program::id::IdVec;
 use pipec_program::{
     Batch, Bytes, Channel, DType, DeviceId, Feed, FeedKind, Group, GroupId, Parameter, ParameterId, Pass,
-    Placed, Program, Reading, ReadingKind, Shared, StageId, TensorType, Training, View,
+    Placed, Program, Reading, ReadingKind, Shared, Space, StageId, TensorType, Training, View,
 };
 use shards::{Shard, shards};
 use stages::borrowed;
@@ -55,6 +57,8 @@ pub struct Lowered {
     pub program: Program,
     /// The memory of each device.
     pub arenas: IdVec<DeviceId, Arena>,
+    /// The memory of the host that each device has for itself.
+    pub hosts: IdVec<DeviceId, Arena>,
 }
 
 /// Why there is no program.
@@ -135,9 +139,11 @@ pub fn lower(
     };
     let mut buffers = Buffers::new(plan, stages, &shards, needs(spec, plan));
     let rooms = buffers.rooms(&devices);
-    let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms);
-    let (places, arenas) = buffers.place_tensors(&lifetimes, &rooms);
-    if let Some(diagnostic) = memory::check(spec, origins, &arenas) {
+    let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms, (&devices, &wires.links));
+    let (places, arenas) = buffers.place_tensors(Space::Device, &lifetimes.tensors, &rooms);
+    let host_rooms = devices.values().map(|device| Room { capacity: device.host_memory, fixed: Bytes::ZERO });
+    let (host_places, hosts) = buffers.place_tensors(Space::Host, &lifetimes.hosts, &host_rooms.collect());
+    if let Some(diagnostic) = memory::check(spec, origins, &arenas, &hosts) {
         let lacking = arenas.values().map(|arena| arena.end - arena.end.min(arena.capacity));
         return Err(LowerError::Memory { diagnostic: Box::new(diagnostic), lacking: lacking.collect() });
     }
@@ -167,6 +173,7 @@ pub fn lower(
         functions: &functions,
         lifetimes: &lifetimes,
         places: &places,
+        host_places: &host_places,
         fixed: &buffers.fixed,
         ties: &ties,
         broadcasts: &broadcasts,
@@ -200,7 +207,7 @@ pub fn lower(
         groups,
         queues,
     };
-    Ok(Lowered { program, arenas })
+    Ok(Lowered { program, arenas, hosts })
 }
 
 /// What a step of a plan needs besides its stages.

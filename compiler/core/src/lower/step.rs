@@ -6,6 +6,7 @@ use super::lifetimes::{Held, Lifetimes, Message};
 use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
 use super::table::{self, FunctionTable, PairKey};
+use super::trips::Trip;
 use crate::plan::Plan;
 use crate::schedule::{Schedule, Step};
 use pipec_program::id::{Id, IdVec};
@@ -25,6 +26,7 @@ pub(super) struct Context<'a> {
     pub(super) functions: &'a FunctionTable,
     pub(super) lifetimes: &'a Lifetimes,
     pub(super) places: &'a IdVec<DeviceId, Vec<Placed>>,
+    pub(super) host_places: &'a IdVec<DeviceId, Vec<Placed>>,
     pub(super) fixed: &'a IdVec<DeviceId, Fixed>,
     /// The gradients with several copies, in the order in which they are reduced.
     pub(super) ties: &'a [Tie],
@@ -87,6 +89,7 @@ pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queu
     emission.clear();
     for (position, &step) in (0..).zip(&context.schedule.devices[device]) {
         emission.receive(position);
+        emission.fetch(position);
         emission.step(step);
     }
     emission.reduce_ties();
@@ -95,19 +98,35 @@ pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queu
     emission.queues
 }
 
-/// A pass of a unit: its function, the message that it waits for, the tensors that it makes, and which of them is sent.
+/// A pass of a unit: its function, what it waits for, the tensors that it makes, which of them is sent, and which way one
+/// goes to the host.
 struct Call<'a> {
     pass: Pass,
     unit: Unit,
     function: &'a StageFunction,
     id: FunctionId,
-    reads: Option<Held>,
+    reads: Vec<Held>,
     writes: Vec<Held>,
     made: Option<(Held, (ChannelId, Local))>,
+    stores: Option<u32>,
 }
 
 /// The channels of the output and of the input gradient of a stage, with their queues.
 type Outgoing = [Option<(ChannelId, Local)>; 2];
+
+/// What goes from a device to its host and back.
+struct Travel<'a> {
+    trips: &'a [Trip],
+    download: Local,
+    upload: Local,
+    /// How many have been fetched.
+    fetched: usize,
+    /// The position after which each has been stored.
+    stored: Vec<Position>,
+    occupants: Occupants,
+    /// The position after which each tensor of the host has been fetched.
+    left: Vec<Option<Position>>,
+}
 
 struct Emission<'a> {
     context: Context<'a>,
@@ -126,6 +145,8 @@ struct Emission<'a> {
     tied: Option<(Local, Position)>,
     /// The queue and position after which each tensor is received, or sent.
     moved: Vec<Option<(Local, Position)>>,
+    /// The ways to the host and back; none where nothing is offloaded.
+    travel: Option<Travel<'a>>,
 }
 
 impl<'a> Emission<'a> {
@@ -161,6 +182,19 @@ impl<'a> Emission<'a> {
             kinds.push(QueueKind::Collective);
             Local(kinds.len() - 1)
         });
+        let trips = &lifetimes.trips[device];
+        let travel = (!trips.is_empty()).then(|| {
+            kinds.extend([QueueKind::DeviceToHost, QueueKind::HostToDevice]);
+            Travel {
+                trips,
+                download: Local(kinds.len() - 2),
+                upload: Local(kinds.len() - 1),
+                fetched: 0,
+                stored: vec![0; trips.len()],
+                occupants: Occupants::new(),
+                left: vec![None; lifetimes.hosts[device].len()],
+            }
+        });
         Self {
             context,
             device,
@@ -173,6 +207,7 @@ impl<'a> Emission<'a> {
             passes: Vec::with_capacity(context.schedule.devices[device].len()),
             tied: None,
             moved: vec![None; lifetimes.tensors[device].len()],
+            travel,
         }
     }
 
@@ -239,8 +274,10 @@ impl<'a> Emission<'a> {
             }
         };
         for call in &calls {
-            if let Some((queue, position)) = call.reads.and_then(|held| self.moved[held as usize]) {
-                self.queues.wait(COMPUTE, queue, position);
+            for &held in &call.reads {
+                if let Some((queue, position)) = self.moved[held as usize] {
+                    self.queues.wait(COMPUTE, queue, position);
+                }
             }
         }
         for &held in calls.iter().flat_map(|call| &call.writes) {
@@ -254,11 +291,56 @@ impl<'a> Emission<'a> {
         }
         self.passes.push(last);
         for call in calls {
+            if let Some(trip) = call.stores {
+                self.store(trip as usize, last);
+            }
             let Some((held, (channel, queue))) = call.made else { continue };
             self.queues.wait(queue, COMPUTE, last);
             let (view, work) = (self.view(held), Work::Pass(call.pass, call.unit));
             let position = self.queues.push(queue, Instruction::Send { channel, view, work });
             self.moved[held as usize] = Some((queue, position));
+        }
+    }
+
+    /// Copies what a forward pass has made to the host, once that pass is over.
+    fn store(&mut self, trip: usize, made: Position) {
+        let Context { lifetimes, host_places, .. } = self.context;
+        let Some(travel) = &mut self.travel else { return };
+        let Trip { stored, host, .. } = travel.trips[trip];
+        let (tensors, places) = (&lifetimes.hosts[self.device], &host_places[self.device]);
+        let free = travel.occupants.take(host, tensors, places);
+        let (download, upload) = (travel.download, travel.upload);
+        for left in free.sent.iter().filter_map(|&held| travel.left[held as usize]) {
+            self.queues.wait(download, upload, left);
+        }
+        self.queues.wait(download, COMPUTE, made);
+        let to = tensor_view(places, tensors, host);
+        let from = tensor_view(&self.context.places[self.device], &lifetimes.tensors[self.device], stored);
+        let position = self.queues.push(download, Instruction::Copy { from, to });
+        travel.stored[trip] = position;
+        self.moved[stored as usize] = Some((download, position));
+    }
+
+    /// Copies back from the host what may be fetched when so many passes are over.
+    fn fetch(&mut self, passes: u32) {
+        while let Some(travel) = &self.travel
+            && let Some(&Trip { host, fetched, fetch, .. }) = travel.trips.get(travel.fetched)
+            && fetch <= passes
+        {
+            let (number, download, upload) = (travel.fetched, travel.download, travel.upload);
+            let stored = travel.stored[number];
+            let free = self.take(fetched);
+            self.wait_until_free(upload, free);
+            self.queues.wait(upload, download, stored);
+            let Context { lifetimes, host_places, .. } = self.context;
+            let from = tensor_view(&host_places[self.device], &lifetimes.hosts[self.device], host);
+            let to = self.view(fetched);
+            let position = self.queues.push(upload, Instruction::Copy { from, to });
+            self.moved[fetched as usize] = Some((upload, position));
+            if let Some(travel) = &mut self.travel {
+                travel.fetched += 1;
+                travel.left[host as usize] = Some(position);
+            }
         }
     }
 
@@ -309,16 +391,16 @@ impl<'a> Emission<'a> {
         let held = self.context.lifetimes.units[plan.unit_index(unit)];
         let (reads, writes, made) = match pass {
             Pass::F => (
-                held.input,
-                [held.saved, held.held, held.output],
+                [held.input, None],
+                [held.saved, held.held, held.output, held.stored],
                 held.output.zip(self.outgoing(unit.stage, unit.slice, 0)),
             ),
             Pass::B | Pass::BW => (
-                held.output_gradient,
-                [held.input_gradient, if pass == Pass::B { held.pending } else { None }, None],
+                [held.output_gradient, held.fetched],
+                [held.input_gradient, if pass == Pass::B { held.pending } else { None }, None, None],
                 held.input_gradient.zip(self.outgoing(unit.stage, unit.slice, 1)),
             ),
-            Pass::W | Pass::R => (None, [None; 3], None),
+            Pass::W | Pass::R => ([None; 2], [None; 4], None),
         };
         let mut writes: Vec<Held> = writes.into_iter().flatten().collect();
         // The last slice that sees a state makes the sum of its gradients.
@@ -330,7 +412,8 @@ impl<'a> Emission<'a> {
                 writes.extend(self.context.lifetimes.units[earlier].state_gradient);
             }
         }
-        Call { pass, unit, function, id, reads, writes, made }
+        let stores = held.trip.filter(|_| pass == Pass::F);
+        Call { pass, unit, function, id, reads: reads.into_iter().flatten().collect(), writes, made, stores }
     }
 
     /// The channel, with its queue, of what a stage makes forward (0) or backward (1).
@@ -362,6 +445,8 @@ impl<'a> Emission<'a> {
             Region::Prefix(slice) => tensor(earlier(slice).saved),
             Region::Saved => tensor(held.saved),
             Region::Held => tensor(held.held),
+            Region::Stored => tensor(held.stored),
+            Region::Fetched => tensor(held.fetched),
             Region::Output => tensor(held.output),
             Region::OutputGradient => tensor(held.output_gradient),
             Region::InputGradient => tensor(held.input_gradient),
@@ -474,6 +559,8 @@ impl<'a> Emission<'a> {
             | Region::Prefix(_)
             | Region::Saved
             | Region::Held
+            | Region::Stored
+            | Region::Fetched
             | Region::Output
             | Region::Loss
             | Region::OutputGradient

@@ -61,6 +61,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             given: None,
             balance: 0,
             recompute: Recompute::default(),
+            offload: Offload::default(),
             replicas: 1,
         },
     }
@@ -105,7 +106,7 @@ fn every_small_pipeline_is_proved_and_ends() {
                 let spec = spec(llama(12, devices > 1), devices, chunks, micro_batches, policy);
                 let what =
                     format!("{policy:?} devices {devices} chunks {chunks} micro_batches {micro_batches}");
-                let Lowered { program, arenas } = lowered(&spec);
+                let Lowered { program, arenas, hosts: _ } = lowered(&spec);
                 let program = proved(program, &what);
                 let timeline = simulate(&program, &Costs::roofline(&program));
                 assert!(timeline.makespan() > Nanos::ZERO);

@@ -29,7 +29,8 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
     let times = problem.clone();
     problem.set_costs(|stage, slice| {
         let Cost { forward, input, weight, backward, recompute, pair, .. } = *times.cost(stage, slice);
-        let Memory { saved, kept, pending, prefix, messages: _ } = unit(stages.passes(stage, slice));
+        let Memory { saved, kept, pending, prefix, stored: _, messages: _ } =
+            unit(stages.passes(stage, slice));
         let activations = saved + kept;
         Cost {
             forward,
@@ -49,13 +50,21 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
     let shards = shards(&spec.train, &spec.model, plan, stages);
     let rooms = Buffers::new(plan, stages, &shards, needs(spec, plan)).rooms(&devices);
     let cap = |(device, chunks): (DeviceId, &Vec<StageId>)| {
-        let messages = chunks.iter().flat_map(|&stage| units(stage)).map(|unit| unit.messages).max();
+        let most = |bytes: fn(&Memory) -> u64| {
+            chunks.iter().flat_map(|&stage| units(stage)).map(|unit| bytes(&unit)).max().unwrap_or(0)
+        };
+        let passing =
+            most(|unit| unit.messages).saturating_add(most(|unit| unit.stored).saturating_mul(TRAVELLING));
         let room = rooms[device];
-        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(messages.unwrap_or(0))
+        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(passing)
     };
     problem.caps = Some(plan.devices.iter().map(cap).collect());
     Ok(problem)
 }
+
+/// How many units that are offloaded are on their device at once: one that has been made, one that is computed with, and one
+/// that has come back.
+pub(crate) const TRAVELLING: u64 = 3;
 
 /// The bytes of a unit.
 pub(crate) struct Memory {
@@ -67,6 +76,8 @@ pub(crate) struct Memory {
     pub(crate) pending: u64,
     /// The gradients of its state.
     pub(crate) prefix: u64,
+    /// What goes to the host after F and comes back for the backward passes.
+    pub(crate) stored: u64,
     /// Messages that come and go with its passes.
     pub(crate) messages: u64,
 }
@@ -82,6 +93,7 @@ pub(crate) fn unit(functions: &SliceFunctions) -> Memory {
         kept: forward(Region::Held),
         pending: aligned(backward(Region::Pending)),
         prefix: aligned(backward(Region::StateGradient)),
+        stored: forward(Region::Stored),
         messages: forward(Region::Output) + aligned(backward(Region::InputGradient)),
     };
     // The input and the gradient of the output stay where a later pass takes them.

@@ -96,6 +96,7 @@ impl Emitter<'_> {
     fn step(&mut self, id: StepId, step: &Step) {
         let values = match &step.make {
             Make::Keep => vec![self.value(step.inputs[0])],
+            Make::Fetch => vec![self.fetched(step)],
             // Made with the attention that reads it.
             Make::Earlier | Make::Later => Vec::new(),
             Make::Op(op) => match op {
@@ -140,6 +141,19 @@ impl Emitter<'_> {
             return id;
         }
         self.form.add(step.name.clone(), tensor(&step.ty, 1, self.extent), kind)
+    }
+
+    /// A value of the forward pass as it comes back from the host.
+    fn fetched(&mut self, step: &Step) -> ValueId {
+        let value = self.value(step.inputs[0]);
+        let origin = self.form.origin(value);
+        let known = self.form.values.iter().find(|(_, other)| other.kind == Kind::Fetched(origin));
+        let fetched = known.map(|(id, _)| id).unwrap_or_else(|| {
+            let super::Value { name, ty, .. } = self.form.values[origin].clone();
+            self.form.add(format!("{name}.fetched"), ty, Kind::Fetched(origin))
+        });
+        let extents = self.form.values[value].ty.shape.0.clone();
+        self.form.reshaped(fetched, &extents)
     }
 
     /// New values for the results of a step, or the gradients of the parameters to which it contributes.
@@ -293,7 +307,7 @@ impl Emitter<'_> {
         }
         let has_gradient = |step: &Step| match &step.make {
             Make::Op(Op::AttentionGrad { of, .. }) => of.operation == operation,
-            Make::Op(_) | Make::Keep | Make::Earlier | Make::Later => false,
+            Make::Op(_) | Make::Keep | Make::Fetch | Make::Earlier | Make::Later => false,
         };
         let seen = self.extent.sees(slice + 1, slice) && self.mode.steps.values().any(has_gradient);
         if slice + 1 < lengths.len() {

@@ -1,9 +1,9 @@
 //! The pieces of a model in modes: which form each takes over each slice.
 
-use super::{Extent, Form, Layer, Layers, ModeId, form, reach};
-use crate::spec::{LayerId, Level, Model, Recompute, Train};
-use pipec_program::Slice;
+use super::{Extent, Form, Layer, Layers, Mode, ModeId, form, reach};
+use crate::spec::{LayerId, Level, Model, Offload, Piece, Recompute, Train};
 use pipec_program::id::{Id, IdVec};
+use pipec_program::{Bytes, Slice};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -73,7 +73,7 @@ impl Forms {
     /// The forms of pieces in the modes that `modes` gives them, one for each. `lengths` are the tokens of the slices, which
     /// add up to those of a sequence.
     pub fn new(layers: &Layers, model: &Model, train: &Train, lengths: &[u64], modes: &[ModeId]) -> Self {
-        let variant = |(piece, &mode): (&crate::spec::Piece, &ModeId)| Variant { layer: piece.layer, mode };
+        let variant = |(piece, &mode): (&Piece, &ModeId)| Variant { layer: piece.layer, mode };
         let mut known: BTreeMap<Variant, VariantId> =
             model.pieces.iter().zip(modes).map(variant).map(|variant| (variant, VariantId(0))).collect();
         let variants: IdVec<VariantId, Variant> = known.keys().copied().collect();
@@ -121,34 +121,67 @@ fn slices(
     (0..lengths.len()).map(of_slice).collect()
 }
 
-/// The modes of all pieces that a pipeline asks for; the fastest where the compiler is to choose.
-pub fn modes(layers: &Layers, model: &Model, recompute: &Recompute) -> Vec<ModeId> {
+/// The levels of all pieces that a pipeline asks for; none where the compiler is to choose.
+pub(crate) fn levels(model: &Model, recompute: &Recompute) -> Option<Vec<Level>> {
     let mut repeated = 0;
-    let level = |piece: &crate::spec::Piece| match recompute {
-        Recompute::Every(level) => *level,
-        Recompute::Auto => Level::None,
+    let level = |piece: &Piece| match recompute {
+        Recompute::Every(level) => Some(*level),
+        Recompute::Auto => None,
         Recompute::Layers(levels) if piece.is_repeated() => {
             repeated += 1;
-            levels.get(repeated - 1).copied().unwrap_or_default()
+            Some(levels.get(repeated - 1).copied().unwrap_or_default())
         }
-        Recompute::Layers(_) => Level::None,
+        Recompute::Layers(_) => Some(Level::None),
     };
-    let levels: Vec<Level> = model.pieces.iter().map(level).collect();
-    model.pieces.iter().zip(levels).map(|(piece, level)| layers[piece.layer].at(level)).collect()
+    model.pieces.iter().map(level).collect()
+}
+
+/// The modes of all pieces that a pipeline asks for; the fastest where the compiler is to choose.
+pub fn modes(layers: &Layers, model: &Model, recompute: &Recompute, offload: Offload) -> Vec<ModeId> {
+    let levels = levels(model, recompute).unwrap_or_else(|| vec![Level::None; model.pieces.len()]);
+    let mode = |(piece, level): (&Piece, Level)| {
+        let layer = &layers[piece.layer];
+        match offload {
+            Offload::None | Offload::Auto => layer.at(level),
+            Offload::Part(part) => layer.offloading(layer.at(level), part),
+        }
+    };
+    model.pieces.iter().zip(levels).map(mode).collect()
 }
 
 impl Layer {
-    /// The mode of a level.
+    /// The mode of a level that keeps everything on the device.
     pub fn at(&self, level: Level) -> ModeId {
-        // The front goes from the fastest to the one that keeps least.
-        let ids = || self.modes.ids();
+        // Of these modes the front goes from the fastest to the one that keeps least.
+        let mut ids = self.on_device();
+        let first = self.on_device().next();
         let mode = match level {
-            Level::None => ids().next(),
-            Level::Selective => {
-                ids().rev().find(|&mode| !self.modes[mode].repeats_products()).or(ids().next())
-            }
-            Level::Full => ids().next_back(),
+            Level::None => first,
+            Level::Selective => ids.rfind(|&mode| !self.modes[mode].repeats_products()).or(first),
+            Level::Full => ids.next_back(),
         };
-        mode.expect("a layer has a mode")
+        mode.expect("a layer has a mode that needs no host")
+    }
+
+    /// The modes that keep everything on the device, the fastest first.
+    pub fn on_device(&self) -> impl DoubleEndedIterator<Item = ModeId> + '_ {
+        self.modes.ids().filter(|&mode| self.modes[mode].offloaded == Bytes::ZERO)
+    }
+
+    /// The modes that do what a mode on the device does, where some of what it keeps waits on the host; that mode among them.
+    pub fn variants(&self, mode: ModeId) -> impl Iterator<Item = ModeId> + '_ {
+        let Mode { time, kept, .. } = self.modes[mode];
+        let alike = move |other: &Mode| other.time <= time && other.kept + other.offloaded <= kept;
+        self.modes.iter().filter(move |(id, other)| *id == mode || alike(other)).map(|(id, _)| id)
+    }
+
+    /// Of the variants of a mode on the device the one that offloads least of those that offload a part, in thousandths, of what it
+    /// keeps; the one that offloads most where none offloads so much.
+    pub fn offloading(&self, mode: ModeId, part: u16) -> ModeId {
+        let wanted = u128::from(self.modes[mode].kept.0) * u128::from(part);
+        let offloaded = |mode: &ModeId| self.modes[*mode].offloaded;
+        let enough = |mode: &ModeId| u128::from(offloaded(mode).0) * 1000 >= wanted;
+        let least = self.variants(mode).filter(enough).min_by_key(|id| (offloaded(id), *id));
+        least.or(self.variants(mode).max_by_key(|id| (offloaded(id), std::cmp::Reverse(*id)))).unwrap_or(mode)
     }
 }

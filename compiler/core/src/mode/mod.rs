@@ -26,6 +26,7 @@ use pipec_program::{Bytes, DType, Kernel, Mask, Nanos, Part, ScalarId, Shape, Sl
 use std::fmt;
 
 pub use emit::form;
+pub(crate) use forms::levels;
 pub use forms::{Forms, Variant, VariantId, modes};
 pub use print::{print, print_modes};
 pub(crate) use shape::{heads, kernel, tensor};
@@ -41,7 +42,7 @@ pub struct Layer {
     pub name: String,
     /// The element type of weights and activations.
     pub precision: DType,
-    /// The modes, the fastest first; at least one.
+    /// The modes that no other is at most in time, bytes kept and bytes offloaded; the fastest first, and at least one.
     pub modes: IdVec<ModeId, Mode>,
     /// The number of places that draw random numbers.
     pub random_sites: u64,
@@ -54,6 +55,8 @@ pub struct Mode {
     pub time: Nanos,
     /// What it keeps of a micro-batch from the forward pass to the backward pass.
     pub kept: Bytes,
+    /// What of a micro-batch goes to the host after the forward pass and comes back for the backward pass.
+    pub offloaded: Bytes,
     /// The steps, each after those that it reads: the forward pass, then the backward pass.
     pub steps: IdVec<StepId, Step>,
     /// How many steps belong to the forward pass: the first.
@@ -101,6 +104,8 @@ pub enum Make {
     Op(graph::Op),
     /// A step of the forward pass, kept for the backward pass.
     Keep,
+    /// A step of the forward pass that waits in the memory of the host for the backward pass.
+    Fetch,
     /// The keys or values of earlier slices: a state.
     Earlier,
     /// What later slices contribute to the gradient of a state.
@@ -157,22 +162,36 @@ impl fmt::Debug for ModeId {
     }
 }
 
+/// How the backward pass has a value of the forward pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Had {
+    /// It is kept.
+    Kept,
+    /// It comes back from the host.
+    Fetched,
+    /// It is computed again.
+    Again,
+}
+
 impl Mode {
-    /// What the backward pass has of the forward pass: the steps that are kept, or those that are computed `again`.
-    pub fn kept_steps(&self, again: bool) -> impl Iterator<Item = &Step> {
+    /// The steps that the backward pass has of the forward pass in some way.
+    pub fn had(&self, how: Had) -> impl Iterator<Item = &Step> {
         let forward: Vec<(&str, &graph::Op)> = self
             .steps
             .values()
             .take(self.forward)
             .filter_map(|step| match &step.make {
                 Make::Op(op) => Some((&*step.name, op)),
-                Make::Keep | Make::Earlier | Make::Later => None,
+                Make::Keep | Make::Fetch | Make::Earlier | Make::Later => None,
             })
             .collect();
         self.steps.values().skip(self.forward).filter(move |step| match &step.make {
-            Make::Keep => !again,
+            Make::Keep => how == Had::Kept,
+            Make::Fetch => how == Had::Fetched,
             Make::Op(graph::Op::Part(_)) => false,
-            Make::Op(op) => again && !step.inputs.is_empty() && forward.contains(&(&*step.name, op)),
+            Make::Op(op) => {
+                how == Had::Again && !step.inputs.is_empty() && forward.contains(&(&*step.name, op))
+            }
             Make::Earlier | Make::Later => false,
         })
     }
@@ -355,6 +374,8 @@ pub enum Kind {
     PrefixGradient,
     /// What later slices contribute to the gradient of a state of this one.
     StateGradient,
+    /// A value of the forward pass, back from the host: for the backward pass.
+    Fetched(ValueId),
     /// The same bytes as another value under another shape.
     Reshaped(ValueId),
 }
@@ -389,6 +410,7 @@ impl Form {
             | Kind::Prefix
             | Kind::PrefixGradient
             | Kind::StateGradient
+            | Kind::Fetched(_)
             | Kind::Computed => value,
         }
     }

@@ -1,10 +1,10 @@
 //! A form as text, for people and for tests: one line per value and per kernel, kernels as in a program; and the modes of a
 //! layer as a table.
 
-use super::{Form, Kind, Layer, Phase};
+use super::{Form, Had, Kind, Layer, Phase};
 use crate::spec::Level;
 use pipec_program::text::print_kernel;
-use pipec_program::{Kernel, ValueId};
+use pipec_program::{Bytes, Kernel, ValueId};
 use std::fmt::Write;
 
 /// The text of a form.
@@ -40,6 +40,7 @@ fn write(text: &mut String, form: &Form) -> std::fmt::Result {
             Kind::Prefix => writeln!(text, " prefix")?,
             Kind::PrefixGradient => writeln!(text, " gradient of a prefix")?,
             Kind::StateGradient => writeln!(text, " gradient from later slices")?,
+            Kind::Fetched(of) => writeln!(text, " fetched {of}")?,
             Kind::Computed => writeln!(text)?,
             Kind::Reshaped(origin) => writeln!(text, " = {origin}")?,
         }
@@ -73,13 +74,16 @@ pub fn print_modes(layer: &Layer) -> String {
     for (id, mode) in layer.modes.iter() {
         let takes: Vec<&str> =
             Level::ALL.into_iter().filter(|&level| layer.at(level) == id).map(Level::name).collect();
-        let named = |again: bool| -> String {
-            let names: Vec<&str> = mode.kept_steps(again).map(|step| &*step.name).collect();
+        let named = |how: Had| -> String {
+            let names: Vec<&str> = mode.had(how).map(|step| &*step.name).collect();
             if names.is_empty() { "nothing".to_owned() } else { names.join(" ") }
         };
         let takes = if takes.is_empty() { String::new() } else { format!("  <- {}", takes.join(", ")) };
         text += &format!("  {id:<3} {:>10} {:>10}{takes}\n", mode.time.to_string(), mode.kept.to_string());
-        text += &format!("    keeps {}\n    computes again {}\n", named(false), named(true));
+        text += &format!("    keeps {}\n    computes again {}\n", named(Had::Kept), named(Had::Again));
+        if mode.offloaded > Bytes::ZERO {
+            text += &format!("    fetches {} of {}\n", named(Had::Fetched), mode.offloaded);
+        }
     }
     text
 }

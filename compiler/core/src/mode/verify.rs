@@ -28,6 +28,10 @@ pub fn verify(form: &Form) -> Vec<String> {
             | Kind::Targets
             | Kind::Prefix
             | Kind::StateGradient => true,
+            Kind::Fetched(of) => {
+                check.fetched(id, of);
+                true
+            }
             Kind::PrefixGradient => {
                 let waits = |(_, kernel): &(Phase, Kernel)| {
                     kernel.outputs.iter().all(|output| output.value != id || output.accumulate)
@@ -90,6 +94,18 @@ impl Check<'_> {
         self.faults.push(format!("form {}: {fault}", self.form.name));
     }
 
+    /// What comes back is a value that the forward pass has.
+    fn fetched(&mut self, id: ValueId, of: ValueId) {
+        let forward = self.form.forward.iter().flat_map(|kernel| &kernel.outputs);
+        let is_made = forward.clone().any(|output| self.form.origin(output.value) == of);
+        if !is_made && !self.form.inputs.contains(&of) {
+            self.fault(format!("{id} fetches {of}, which the forward pass does not have"));
+        }
+        if self.form.values[of].ty != self.form.values[id].ty {
+            self.fault(format!("{id} fetches {of} of another type"));
+        }
+    }
+
     fn boundaries(&mut self) {
         let form = self.form;
         let pairs = [
@@ -133,7 +149,7 @@ impl Check<'_> {
             let forbidden = match self.form.values[origin].kind {
                 Kind::WeightGradient(_) | Kind::Loss | Kind::PrefixGradient => true,
                 Kind::Boundary => pass == Pass::Forward && self.form.output_gradients.contains(&origin),
-                Kind::StateGradient => pass == Pass::Forward,
+                Kind::StateGradient | Kind::Fetched(_) => pass == Pass::Forward,
                 Kind::Prefix
                 | Kind::Weight(_)
                 | Kind::Tokens
@@ -196,6 +212,7 @@ impl Check<'_> {
                 | Kind::Tokens
                 | Kind::Targets
                 | Kind::Prefix
+                | Kind::Fetched(_)
                 | Kind::Reshaped(_) => {
                     self.fault(format!("{name} may not write {value}"));
                 }

@@ -1,13 +1,12 @@
-//! `recompute: auto`: orders and modes in turn, and what the program lacks kept free the next time.
+//! `recompute: auto` and `offload: auto`: orders and modes in turn, and what the program lacks kept free the next time.
 
 use super::{EVERYTHING, Error, Fitted, Lack, Observer, Task, fit, lay, ordered, proved};
 use crate::lower::functions::Wanted;
-use crate::mode::{ModeId, modes};
+use crate::mode::ModeId;
 use crate::plan::Plan;
 use crate::schedule::{Policy, execute, peaks};
 use crate::search;
-use crate::search::modes::{Chosen, Ordered, Prices, Room};
-use crate::spec::{Level, Recompute};
+use crate::search::modes::{Allowed, Chosen, Ordered, Prices, Room};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::simulate::simulate;
 use pipec_program::{Bytes, Costs, DeviceId, Nanos};
@@ -18,12 +17,13 @@ use std::collections::BTreeSet;
 /// The memory that modes are chosen for is what is there without gaps between buffers and early messages. What a program
 /// lacks is therefore kept free the next time.
 pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitted, Error> {
+    let allowed = Allowed::new(task.spec, task.layers);
     let mut reserve: Option<IdVec<DeviceId, u64>> = None;
     let mut best: Option<(Nanos, Vec<ModeId>, Plan)> = None;
     let mut tried: BTreeSet<Vec<ModeId>> = BTreeSet::new();
     for _ in 0..search::MOST_ROUNDS {
         let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
-        let mut candidates = candidates(task, reserve.as_ref())?;
+        let mut candidates = candidates(task, &allowed, reserve.as_ref())?;
         candidates.retain(|candidate| tried.insert(candidate.chosen.modes.clone()));
         for Candidate { chosen, plan, free, .. } in
             candidates.into_iter().take(search::modes::MOST_CANDIDATES)
@@ -53,7 +53,7 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
     let (modes, cut) = match &best {
         Some((_, modes, plan)) => (modes.clone(), Some(plan)),
         // What keeps least tells best what is lacking.
-        None => (modes(task.layers, &task.spec.model, &Recompute::Every(Level::Full)), None),
+        None => (allowed.least(), None),
     };
     let laid = lay(task, &modes, cut, observer)?;
     fit(task, laid, observer).map_err(|lack| lack.error(task))
@@ -72,14 +72,18 @@ struct Candidate {
 ///
 /// Modes are chosen for an order, and the order may depend on them. So from several modes to start with, orders and modes
 /// follow each other until they stay.
-fn candidates(task: Task<'_>, reserve: Option<&IdVec<DeviceId, u64>>) -> Result<Vec<Candidate>, Error> {
+fn candidates(
+    task: Task<'_>,
+    allowed: &Allowed,
+    reserve: Option<&IdVec<DeviceId, u64>>,
+) -> Result<Vec<Candidate>, Error> {
     let Task { spec, layers, lengths, .. } = task;
     let adapts = search::adapts(spec.pipeline.schedule);
     let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut cut: Option<Plan> = None;
     let mut prices: Option<Prices> = None;
-    for seed in search::modes::seeds(layers, &spec.model.pieces, adapts) {
+    for seed in allowed.seeds(layers, &spec.model.pieces, adapts) {
         let mut chosen = Chosen { modes: seed, gap: 0 };
         // What chosen modes took beyond their prices: passes of several pieces may need more workspace than one.
         let mut reserve = reserve.cloned();
@@ -114,7 +118,7 @@ fn candidates(task: Task<'_>, reserve: Option<&IdVec<DeviceId, u64>>) -> Result<
             });
             let plan = laid.plan.replica();
             let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room };
-            match search::modes::choose(prices, spec, ordered) {
+            match search::modes::choose(prices, spec, allowed, ordered) {
                 Some(next) if next.modes != chosen.modes => chosen = next,
                 Some(_) | None => break,
             }

@@ -11,7 +11,7 @@ use crate::plan::{Plan, plan, slice_lengths};
 use crate::rewrite::{Rates, rewrite};
 use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
 use crate::search;
-use crate::spec::{Origins, Recompute, Spec};
+use crate::spec::{Offload, Origins, Recompute, Spec};
 use choose::chosen;
 use complain::{advised, not_sliceable, over_limit, refused, too_little};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
@@ -41,6 +41,8 @@ pub struct Compiled {
     pub program: Verified,
     /// The memory of each device, as planned.
     pub arenas: IdVec<DeviceId, Arena>,
+    /// The memory of the host that each device has for itself, as planned.
+    pub hosts: IdVec<DeviceId, Arena>,
 }
 
 /// What a stage has made.
@@ -149,20 +151,20 @@ fn compiled(
         .map_err(|error| not_sliceable(&error, spec, origins))?;
     observer.stage(Stage::Layers(&layers));
     let task = Task { spec, origins, layers: &layers, lengths: &lengths, inputs, advise };
-    let Fitted { laid, order, schedule, lowered } = match spec.pipeline.recompute {
-        Recompute::Auto => chosen(task, observer)?,
-        Recompute::Every(_) | Recompute::Layers(_) => {
-            let modes = modes(&layers, &spec.model, &spec.pipeline.recompute);
+    let Fitted { laid, order, schedule, lowered } = match (&spec.pipeline.recompute, spec.pipeline.offload) {
+        (Recompute::Auto, _) | (_, Offload::Auto) => chosen(task, observer)?,
+        (recompute @ (Recompute::Every(_) | Recompute::Layers(_)), offload) => {
+            let modes = modes(&layers, &spec.model, recompute, offload);
             let laid = lay(task, &modes, None, observer)?;
             fit(task, laid, observer).map_err(|lack| lack.error(task))?
         }
     };
     let Laid { modes, plan, problem, replica, .. } = laid;
     observer.stage(Stage::Lowered(&lowered));
-    let Lowered { program, arenas } = lowered;
+    let Lowered { program, arenas, hosts } = lowered;
     let program = proved(program)?;
     observer.stage(Stage::Program(&program));
-    Ok(Compiled { layers, modes, plan, problem, schedule, replica, order, program, arenas })
+    Ok(Compiled { layers, modes, plan, problem, schedule, replica, order, program, arenas, hosts })
 }
 
 /// What is cut, ordered and lowered.

@@ -68,6 +68,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             given: None,
             balance: 0,
             recompute: Recompute::default(),
+            offload: Offload::default(),
             replicas: 1,
         },
     }

@@ -3,7 +3,7 @@
 //! A way picks one term for every class that it needs, and pays each class once however many terms read it: the price of a
 //! shared graph, not of a tree. Classes are decided one after the other, each after all that may need it. What has been
 //! decided matters to the rest only through the set of classes that are still needed, so that of all partial ways with the
-//! same such set those suffice that no other is at most in every price. Nothing is lost, and since most classes are
+//! same such set those suffice that no other is at most in every price: time, bytes kept, and bytes through the host. Nothing is lost, and since most classes are
 //! needed whatever is chosen, the sets are few.
 
 use super::price::Price;
@@ -123,11 +123,23 @@ pub(super) fn front(egraph: &EGraph, roots: &[Id], options: impl Fn(Id) -> Vec<C
 fn merge(front: &mut Vec<Partial>, with: Vec<Partial>) {
     front.extend(with);
     front.sort_by_key(|partial| partial.price);
-    let mut least = u64::MAX;
+    // Of what is no slower: the fewest bytes through the host by the bytes kept, both falling and rising against each other.
+    let mut stairs: BTreeMap<u64, u64> = BTreeMap::new();
     front.retain(|partial| {
-        let stays = partial.price.kept < least;
-        least = least.min(partial.price.kept);
-        stays
+        let Price { kept, offloaded, .. } = partial.price;
+        if stairs.range(..=kept).next_back().is_some_and(|(_, &fewest)| fewest <= offloaded) {
+            return false;
+        }
+        let worse: Vec<u64> = stairs
+            .range(kept..)
+            .take_while(|&(_, &other)| other >= offloaded)
+            .map(|(&kept, _)| kept)
+            .collect();
+        worse.iter().for_each(|kept| {
+            stairs.remove(kept);
+        });
+        stairs.insert(kept, offloaded);
+        true
     });
 }
 

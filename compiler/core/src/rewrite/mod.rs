@@ -23,7 +23,7 @@ mod tests;
 
 use crate::graph::{Graph, Graphs, NodeId, Op, graphs};
 use crate::mode::{Extent, Forms, Layer, Layers, modes, reach};
-use crate::spec::{LayerId, Model, Recompute, Train};
+use crate::spec::{LayerId, Model, Offload, Recompute, Train};
 use egg::Id;
 use extract::{Choice, front};
 use pipec_program::Slice;
@@ -93,7 +93,13 @@ pub fn rewrite(
 /// As [`rewrite`].
 pub fn fastest(model: &Model, train: &Train, lengths: &[u64], rates: Rates) -> Result<Forms, NotSliceable> {
     let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates)?;
-    Ok(Forms::new(&layers, model, train, lengths, &modes(&layers, model, &Recompute::default())))
+    Ok(Forms::new(
+        &layers,
+        model,
+        train,
+        lengths,
+        &modes(&layers, model, &Recompute::default(), Offload::None),
+    ))
 }
 
 /// The modes of a layer, and what went on; or the operations that cannot be sliced.
@@ -195,6 +201,7 @@ fn choices(egraph: &EGraph, class: Id, extents: &[Extent<'_>], rates: Rates) -> 
         Head::Slice => sliced && egraph[term.children[0]].nodes.iter().any(is_given),
         Head::Again => rules::is_free(egraph, term.children[0]),
         Head::Keep => true,
+        Head::Fetch => rates.host,
         Head::Earlier | Head::Later(..) | Head::Sum => sliced,
     };
     let choice =
@@ -235,7 +242,13 @@ fn is_leaf(op: &Op) -> bool {
 fn is_given(term: &Term) -> bool {
     match &term.head {
         Head::Op(op) => is_leaf(op),
-        Head::Again | Head::Keep | Head::Slice | Head::Earlier | Head::Later(..) | Head::Sum => false,
+        Head::Again
+        | Head::Keep
+        | Head::Fetch
+        | Head::Slice
+        | Head::Earlier
+        | Head::Later(..)
+        | Head::Sum => false,
     }
 }
 
@@ -245,9 +258,13 @@ fn blocking(graph: &Graph, egraph: &EGraph, missing: &BTreeSet<Id>) -> Vec<usize
     for &class in missing {
         let of = egraph[class].nodes.iter().flat_map(|term| match term.head {
             Head::Slice => egraph[term.children[0]].nodes.clone(),
-            Head::Op(_) | Head::Again | Head::Keep | Head::Earlier | Head::Later(..) | Head::Sum => {
-                Vec::new()
-            }
+            Head::Op(_)
+            | Head::Again
+            | Head::Keep
+            | Head::Fetch
+            | Head::Earlier
+            | Head::Later(..)
+            | Head::Sum => Vec::new(),
         });
         for term in of {
             if let Head::Op(Op::Attention(of) | Op::AttentionGrad { of, .. }) = term.head {

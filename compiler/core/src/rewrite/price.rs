@@ -3,7 +3,7 @@
 use super::term::{EGraph, Head, Term};
 use crate::graph::{Added, Op, Type};
 use crate::mode::{Extent, kernel, tensor};
-use crate::spec::Spec;
+use crate::spec::{Offload, Spec};
 use egg::Id;
 use pipec_program::{Bytes, BytesPerSecond, DType, Flops, FlopsPerSecond, TensorType};
 
@@ -14,18 +14,22 @@ pub struct Rates {
     pub compute: FlopsPerSecond,
     /// Of memory.
     pub bandwidth: BytesPerSecond,
+    /// Whether values may wait in the memory of the host.
+    pub host: bool,
 }
 
 impl Rates {
     /// The rates of the first device of the cluster: prices choose between ways to compute the same, which a plan then takes at
     /// the times of its own devices.
     pub fn of(spec: &Spec) -> Self {
+        let host = spec.pipeline.offload != Offload::None;
         let Some(kind) = spec.cluster.nodes.first().map(|node| &node.device) else {
-            return Self { compute: FlopsPerSecond(0), bandwidth: BytesPerSecond(0) };
+            return Self { compute: FlopsPerSecond(0), bandwidth: BytesPerSecond(0), host };
         };
         let stated = kind.rates.iter().find(|(dtype, _)| *dtype == spec.train.precision);
         let compute = stated.or_else(|| kind.rates.iter().min_by_key(|(_, rate)| *rate));
-        Self { compute: compute.map_or(FlopsPerSecond(0), |(_, rate)| *rate), bandwidth: kind.bandwidth }
+        let compute = compute.map_or(FlopsPerSecond(0), |(_, rate)| *rate);
+        Self { compute, bandwidth: kind.bandwidth, host }
     }
 }
 
@@ -36,12 +40,18 @@ pub(super) struct Price {
     pub(super) time: u64,
     /// Bytes kept from the forward pass to the backward pass.
     pub(super) kept: u64,
+    /// Bytes that go to the host and come back.
+    pub(super) offloaded: u64,
 }
 
 impl std::ops::Add for Price {
     type Output = Self;
     fn add(self, other: Self) -> Self {
-        Self { time: self.time.saturating_add(other.time), kept: self.kept.saturating_add(other.kept) }
+        Self {
+            time: self.time.saturating_add(other.time),
+            kept: self.kept.saturating_add(other.kept),
+            offloaded: self.offloaded.saturating_add(other.offloaded),
+        }
     }
 }
 
@@ -50,16 +60,17 @@ pub(super) fn price(egraph: &EGraph, class: Id, term: &Term, extents: &[Extent<'
     match &term.head {
         Head::Op(op) => {
             let time = extents.iter().map(|&extent| time(egraph, class, term, op, extent, rates)).sum();
-            Price { time, kept: 0 }
+            Price { time, ..Price::default() }
         }
         Head::Keep => {
             // A state stays for later slices whether the slice itself keeps it or not.
             let own = egraph.find(term.children[0]);
             let is_state = egraph.lookup(Term::new(Head::Earlier, vec![own])).is_some();
             let kept = if is_state { 0 } else { bytes(egraph, own, extents) };
-            Price { time: 0, kept }
+            Price { kept, ..Price::default() }
         }
-        Head::Earlier => Price { time: 0, kept: bytes(egraph, term.children[0], extents) },
+        Head::Fetch => Price { offloaded: bytes(egraph, term.children[0], extents), ..Price::default() },
+        Head::Earlier => Price { kept: bytes(egraph, term.children[0], extents), ..Price::default() },
         Head::Again | Head::Slice | Head::Later(..) | Head::Sum => Price::default(),
     }
 }

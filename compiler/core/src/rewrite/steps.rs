@@ -18,6 +18,7 @@ pub(super) fn mode(graph: &Graph, egraph: &EGraph, classes: &IdVec<NodeId, Id>, 
     let mut steps = Steps { graph, egraph, way, mode: Mode::default(), known: BTreeMap::new() };
     steps.mode.time = Nanos(way.price.time.div_ceil(PICOS));
     steps.mode.kept = Bytes(way.price.kept);
+    steps.mode.offloaded = Bytes(way.price.offloaded);
     let ty = |&node: &NodeId| (graph.nodes[node].name.clone(), graph.nodes[node].ty.clone());
     steps.mode.boundaries = Boundaries {
         inputs: graph.inputs.iter().map(ty).collect(),
@@ -88,6 +89,7 @@ fn make(term: &Term) -> Option<Make> {
     match &term.head {
         Head::Op(op) => Some(Make::Op(op.clone())),
         Head::Keep => Some(Make::Keep),
+        Head::Fetch => Some(Make::Fetch),
         Head::Earlier => Some(Make::Earlier),
         Head::Later(..) => Some(Make::Later),
         Head::Again | Head::Slice | Head::Sum => None,

@@ -19,6 +19,8 @@ pub(super) enum Head {
     Again,
     /// The operand, kept for the backward pass.
     Keep,
+    /// The operand, sent to the host after the forward pass and fetched back for the backward pass.
+    Fetch,
     /// The operand for the slice.
     Slice,
     /// The keys or values of earlier slices; the operand is those of the slice.
@@ -78,6 +80,7 @@ impl fmt::Display for Term {
             Head::Op(op) => f.write_str(op.name()),
             Head::Again => f.write_str("again"),
             Head::Keep => f.write_str("keep"),
+            Head::Fetch => f.write_str("fetch"),
             Head::Slice => f.write_str("slice"),
             Head::Earlier => f.write_str("earlier"),
             Head::Later(..) => f.write_str("later"),
@@ -128,7 +131,7 @@ impl egg::Analysis<Term> for Facts {
     fn make(egraph: &mut EGraph, term: &Term, id: Id) -> Fact {
         let child = |index: usize| egraph[term.children[index]].data.clone();
         match &term.head {
-            Head::Again | Head::Keep => Fact { backward: true, given: false, ..child(0) },
+            Head::Again | Head::Keep | Head::Fetch => Fact { backward: true, given: false, ..child(0) },
             Head::Slice => Fact { tokens: Tokens::Slice, ..child(0) },
             Head::Earlier => Fact { given: false, ..child(0) },
             Head::Later(..) => Fact { backward: true, given: false, ..child(0) },

@@ -6,8 +6,11 @@ use crate::spec::Unary;
 use pipec_program::{BytesPerSecond, DType, FlopsPerSecond, Mask};
 
 /// Of a device on which products take longer than what moves.
-pub(super) const RATES: Rates =
-    Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
+pub(super) const RATES: Rates = Rates {
+    compute: FlopsPerSecond(100_000_000_000),
+    bandwidth: BytesPerSecond(10_000_000_000),
+    host: false,
+};
 
 /// Two sequences of 8 tokens in slices of some lengths.
 pub(super) fn extents(lengths: &[u64]) -> Vec<Extent<'_>> {

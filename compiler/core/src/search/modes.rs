@@ -1,19 +1,19 @@
-//! The modes of pieces that make a step shortest within the memory of every device: `recompute: auto`.
+//! The modes of pieces that make a step shortest within the memory of every device: `recompute: auto`, `offload: auto`.
 //!
 //! An order of passes tells how many units of each stage are alive at each moment. With it every device is a problem of its
 //! own: of each of its pieces one mode, so that what the live units keep, and the workspace of the passes, fits what the
-//! device has left, and the time is least. A step is never longer where a pass is shorter, so that on devices with one stage
+//! device has left, copies to the host take no longer than the passes, and the time is least. A step is never longer where a pass is shorter, so that on devices with one stage
 //! this is the shortest step of the order. Sums over pieces are kept as exact Pareto fronts of time and bytes; where several
 //! moments limit a device, the least time within each alone bounds what the choice may lose, which [`Chosen::gap`] tells.
 //!
 //! It deliberately makes no order and no program: `pipeline` asks it again with what a program lacked.
 
 use crate::lower::functions::{StageFunctions, Wanted, stage_functions};
-use crate::lower::{Memory, Stages, unit, workspace};
-use crate::mode::{Forms, Layers, ModeId, VariantId};
+use crate::lower::{Host, Memory, Stages, TRAVELLING, hosts, unit, workspace};
+use crate::mode::{Forms, Layers, ModeId, VariantId, levels};
 use crate::plan::{PassTimes, Plan, Times};
 use crate::schedule::{Problem, Schedule, Step};
-use crate::spec::{LayerId, Level, Piece, Spec};
+use crate::spec::{LayerId, Level, Offload, Piece, Pipeline, Spec};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{DeviceId, Pass, StageId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +54,8 @@ struct Kept {
     held: u64,
     /// From B to W.
     pending: u64,
+    /// On the host between the passes.
+    stored: u64,
 }
 
 impl Prices {
@@ -98,27 +100,79 @@ impl Prices {
 fn price(functions: &StageFunctions) -> Price {
     let mut kept = Kept::default();
     for functions in functions.slices.values() {
-        let Memory { saved, kept: held, pending, prefix: _, messages: _ } = unit(functions);
+        let Memory { saved, kept: held, pending, stored, prefix: _, messages: _ } = unit(functions);
         kept.saved += saved;
         kept.held += held;
         kept.pending += pending;
+        kept.stored += stored;
     }
     Price { kept, workspace: workspace(functions) }
 }
 
-/// Modes of all pieces to start from: the same level of all, and others between those that keep most and least.
-pub(crate) fn seeds(layers: &Layers, pieces: &[Piece], adapts: bool) -> Vec<Vec<ModeId>> {
-    let all = |mode: &dyn Fn(LayerId) -> ModeId| pieces.iter().map(|piece| mode(piece.layer)).collect();
-    let mut seeds: Vec<Vec<ModeId>> =
-        Level::ALL.iter().map(|&level| all(&|layer| layers[layer].at(level))).collect();
-    if adapts {
-        for quarter in 1..4 {
-            seeds.push(all(&|layer| ModeId::new((layers[layer].modes.len() - 1) * quarter / 4)));
-        }
+/// The modes that may be chosen for every piece.
+pub(crate) struct Allowed {
+    /// For each piece, the fastest first.
+    pieces: Vec<Vec<ModeId>>,
+    /// For each piece the one that keeps least.
+    least: Vec<ModeId>,
+}
+
+impl Allowed {
+    /// What a pipeline leaves open: how much is computed again, what is offloaded, or both.
+    pub(crate) fn new(spec: &Spec, layers: &Layers) -> Self {
+        let Pipeline { recompute, offload, .. } = &spec.pipeline;
+        let levels = levels(&spec.model, recompute);
+        let of_piece = |(number, piece): (usize, &Piece)| -> Vec<ModeId> {
+            let layer = &layers[piece.layer];
+            let base: Vec<ModeId> = match &levels {
+                Some(levels) => vec![layer.at(levels[number])],
+                None => layer.on_device().collect(),
+            };
+            let modes: BTreeSet<ModeId> = match (offload, &levels) {
+                (Offload::None, _) => base.into_iter().collect(),
+                (Offload::Auto, None) => layer.modes.ids().collect(),
+                (Offload::Auto, Some(_)) => base.into_iter().flat_map(|mode| layer.variants(mode)).collect(),
+                (Offload::Part(part), _) => {
+                    base.into_iter().map(|mode| layer.offloading(mode, *part)).collect()
+                }
+            };
+            modes.into_iter().collect()
+        };
+        let pieces: Vec<Vec<ModeId>> = spec.model.pieces.iter().enumerate().map(of_piece).collect();
+        let least = |(piece, modes): (&Piece, &Vec<ModeId>)| {
+            let kept = |mode: &ModeId| layers[piece.layer].modes[*mode].kept;
+            modes.iter().copied().min_by_key(kept).unwrap_or(ModeId(0))
+        };
+        let least = spec.model.pieces.iter().zip(&pieces).map(least).collect();
+        Self { pieces, least }
     }
-    let mut known = BTreeSet::new();
-    seeds.retain(|seed| known.insert(seed.clone()));
-    seeds
+
+    /// Of all pieces the mode that keeps least on the device.
+    pub(crate) fn least(&self) -> Vec<ModeId> {
+        self.least.clone()
+    }
+
+    /// Modes of all pieces to start from: the same level of all, those that keep least, and some between.
+    pub(crate) fn seeds(&self, layers: &Layers, pieces: &[Piece], adapts: bool) -> Vec<Vec<ModeId>> {
+        let mut seeds: Vec<Vec<ModeId>> = Vec::new();
+        for level in Level::ALL {
+            let mode = |(piece, modes): (&Piece, &Vec<ModeId>)| {
+                let wanted = layers[piece.layer].at(level);
+                modes.iter().copied().find(|&mode| mode >= wanted).or(modes.last().copied()).unwrap_or(wanted)
+            };
+            seeds.push(pieces.iter().zip(&self.pieces).map(mode).collect());
+        }
+        seeds.push(self.least());
+        if adapts {
+            for quarter in 1..4 {
+                let mode = |modes: &Vec<ModeId>| modes[(modes.len() - 1) * quarter / 4];
+                seeds.push(self.pieces.iter().map(mode).collect());
+            }
+        }
+        let mut known = BTreeSet::new();
+        seeds.retain(|seed| known.insert(seed.clone()));
+        seeds
+    }
 }
 
 /// The order that modes are chosen for.
@@ -137,9 +191,9 @@ pub(crate) struct Ordered<'a> {
 /// The bytes that the devices of a replica have left.
 #[derive(Clone, Debug)]
 pub(crate) struct Room {
-    /// For units, with the workspace that the passes take now.
+    /// For units, with the workspace that the passes take now and what is on its way to the host.
     units: IdVec<DeviceId, u64>,
-    /// For units and workspaces.
+    /// For all these.
     all: IdVec<DeviceId, u64>,
 }
 
@@ -159,10 +213,12 @@ impl Room {
         let workspace = |device: DeviceId| {
             plan.devices[device].iter().map(|&stage| workspace(stages.of(stage))).max().unwrap_or(0)
         };
-        Self {
-            units: ids().map(cap).collect(),
-            all: ids().map(|device| cap(device).saturating_add(workspace(device))).collect(),
-        }
+        let passing = |device: DeviceId| {
+            let slices = plan.devices[device].iter().flat_map(|&stage| stages.of(stage).slices.values());
+            slices.map(|functions| unit(functions).stored).max().unwrap_or(0).saturating_mul(TRAVELLING)
+        };
+        let all = |device| cap(device).saturating_add(workspace(device)).saturating_add(passing(device));
+        Self { units: ids().map(cap).collect(), all: ids().map(all).collect() }
     }
 
     /// What units that take so much on each device take too much.
@@ -194,33 +250,55 @@ pub(crate) struct Chosen {
     pub(crate) gap: u64,
 }
 
-/// The fastest modes within the room of every device; none where no modes fit.
-pub(crate) fn choose(prices: &Prices, spec: &Spec, ordered: Ordered<'_>) -> Option<Chosen> {
+/// The fastest modes within the room of every device and its host; none where no modes fit.
+pub(crate) fn choose(
+    prices: &Prices,
+    spec: &Spec,
+    allowed: &Allowed,
+    ordered: Ordered<'_>,
+) -> Option<Chosen> {
     let splits = Wanted::by(ordered.order).splits();
     let pieces = &spec.model.pieces;
+    let hosts = hosts(&spec.cluster, ordered.plan.devices.len());
     let mut chosen = Chosen { modes: vec![ModeId(0); pieces.len()], gap: 0 };
     let mut known: BTreeMap<Device, Pick> = BTreeMap::new();
     for (device, chunks) in ordered.plan.devices.iter() {
-        let moments = moments(ordered, device, splits);
-        let mut items: Vec<(usize, Vec<Choice>)> = Vec::new();
+        let moments = moments(ordered, device);
+        let (mut numbers, mut items): (Vec<usize>, Vec<Vec<Choice>>) = (Vec::new(), Vec::new());
         for (chunk, &stage) in chunks.iter().enumerate() {
             for piece in ordered.plan.stages[stage].pieces.clone() {
                 let layer = pieces[piece].layer;
-                let choice = |(mode, price): (ModeId, &Price)| Choice {
-                    mode,
-                    time: prices.time(layer, mode, device, splits),
-                    workspace: price.workspace,
-                    loads: moments.iter().map(|moment| moment.load(chunk, &price.kept)).collect(),
+                let choice = |&mode: &ModeId| {
+                    let price = &prices.layers[layer][mode];
+                    Choice {
+                        mode,
+                        time: prices.time(layer, mode, device, splits),
+                        workspace: price.workspace,
+                        offloaded: price.kept.stored,
+                        waiting: moments
+                            .iter()
+                            .map(|moment| moment.on_host(chunk, &price.kept))
+                            .max()
+                            .unwrap_or(0),
+                        loads: moments.iter().map(|moment| moment.load(chunk, &price.kept)).collect(),
+                    }
                 };
-                items.push((piece, prices.layers[layer].iter().map(choice).collect()));
+                numbers.push(piece);
+                items.push(allowed.pieces[piece].iter().map(choice).collect());
             }
         }
-        let limits = moments
-            .iter()
-            .map(|moment| ordered.room.all[device].checked_sub(moment.rest))
-            .collect::<Option<Vec<u64>>>()?;
-        let (numbers, items): (Vec<usize>, Vec<Vec<Choice>>) = items.into_iter().unzip();
-        let problem = Device { items, limits };
+        let left = |moment: &Moment| ordered.room.all[device].checked_sub(moment.rest);
+        let limits = moments.iter().map(left).collect::<Option<Vec<u64>>>()?;
+        let fastest = |choices: &Vec<Choice>| choices.iter().map(|choice| choice.time).min().unwrap_or(0);
+        let time: u64 = items.iter().map(fastest).sum();
+        let Host { down, up, memory } = hosts[device];
+        let problem = Device {
+            items,
+            limits,
+            // Messages may take the same links.
+            carried: down.carries(time).min(up.carries(time)) / 10 * 8,
+            host: memory.0,
+        };
         let pick = match known.get(&problem) {
             Some(pick) => pick.clone(),
             None => {
@@ -231,7 +309,7 @@ pub(crate) fn choose(prices: &Prices, spec: &Spec, ordered: Ordered<'_>) -> Opti
         };
         chosen.gap = chosen.gap.max(pick.time - pick.bound);
         for (piece, mode) in numbers.into_iter().zip(pick.modes) {
-            // A piece with a copy on another device keeps as little as either can.
+            // Of a piece with a copy on another device the slower choice keeps less.
             chosen.modes[piece] = chosen.modes[piece].max(mode);
         }
     }
@@ -245,15 +323,29 @@ struct Moment {
     chunks: Vec<[u64; 3]>,
     /// The tokens of a micro-batch.
     whole: u64,
+    /// The tokens of its longest slice.
+    longest: u64,
     /// What does not depend on modes.
     rest: u64,
 }
 
 impl Moment {
     fn load(&self, chunk: usize, kept: &Kept) -> u64 {
-        let tokens = self.chunks[chunk];
-        let bytes = |bytes: u64, tokens: u64| u128::from(bytes) * u128::from(tokens);
-        let sum = bytes(kept.saved, tokens[0]) + bytes(kept.held, tokens[1]) + bytes(kept.pending, tokens[2]);
+        let [saved, held, pending] = self.chunks[chunk];
+        let passing = self.longest.saturating_mul(TRAVELLING).min(saved.max(held));
+        let pairs = [(kept.saved, saved), (kept.held, held), (kept.pending, pending), (kept.stored, passing)];
+        self.bytes(&pairs)
+    }
+
+    /// What waits on the host.
+    fn on_host(&self, chunk: usize, kept: &Kept) -> u64 {
+        let [saved, held, _] = self.chunks[chunk];
+        self.bytes(&[(kept.stored, saved.max(held))])
+    }
+
+    /// The sum of bytes of a micro-batch for the tokens of each.
+    fn bytes(&self, pairs: &[(u64, u64)]) -> u64 {
+        let sum: u128 = pairs.iter().map(|&(bytes, tokens)| u128::from(bytes) * u128::from(tokens)).sum();
         u64::try_from(sum.div_ceil(u128::from(self.whole.max(1)))).unwrap_or(u64::MAX)
     }
 
@@ -275,13 +367,14 @@ impl Moment {
 }
 
 /// The moments at which a device may hold most: those that no other covers.
-fn moments(ordered: Ordered<'_>, device: DeviceId, splits: bool) -> Vec<Moment> {
+fn moments(ordered: Ordered<'_>, device: DeviceId) -> Vec<Moment> {
     let Ordered { plan, problem, order, .. } = ordered;
     let chunks = &plan.devices[device];
     let place: BTreeMap<StageId, usize> =
         chunks.iter().enumerate().map(|(chunk, &stage)| (stage, chunk)).collect();
     let whole = plan.lengths.iter().sum();
-    let mut now = Moment { chunks: vec![[0; 3]; chunks.len()], whole, rest: 0 };
+    let longest = plan.lengths.iter().copied().max().unwrap_or(0);
+    let mut now = Moment { chunks: vec![[0; 3]; chunks.len()], whole, longest, rest: 0 };
     let mut seen: BTreeSet<Moment> = BTreeSet::new();
     for &step in &order.devices[device] {
         let mut after = now.clone();
@@ -329,9 +422,6 @@ fn moments(ordered: Ordered<'_>, device: DeviceId, splits: bool) -> Vec<Moment> 
                 }
             }
         }
-        if !splits {
-            now.chunks.iter_mut().for_each(|kinds| kinds[1..].fill(0));
-        }
         seen.insert(now);
         now = after;
     }
@@ -357,9 +447,36 @@ struct Choice {
     mode: ModeId,
     time: u64,
     workspace: u64,
+    /// The bytes of a micro-batch that go to the host.
+    offloaded: u64,
+    /// The most that its live units have there.
+    waiting: u64,
     /// What its live units hold at each moment.
     loads: Vec<u64>,
 }
+
+impl Choice {
+    /// Whether this is at least as good in everything at a price of what is offloaded.
+    fn beats(&self, other: &Self, price: Toll) -> bool {
+        self.cost(price) <= other.cost(price)
+            && self.workspace <= other.workspace
+            && self.waiting <= other.waiting
+            && self.loads.iter().zip(&other.loads).all(|(mine, theirs)| mine <= theirs)
+    }
+
+    /// The time and what offloading costs, in picoseconds.
+    fn cost(&self, price: Toll) -> u64 {
+        let offloaded = u128::from(self.offloaded) * u128::from(price);
+        let cost = u128::from(self.time) * 1000 + offloaded;
+        u64::try_from(cost).unwrap_or(u64::MAX)
+    }
+}
+
+/// What a byte through the host is to cost, in picoseconds.
+type Toll = u64;
+
+/// Where no byte is worth it.
+const DEAREST: Toll = 1 << 30;
 
 /// The pieces of a device and what it has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -367,6 +484,10 @@ struct Device {
     items: Vec<Vec<Choice>>,
     /// For live units and workspace at each moment.
     limits: Vec<u64>,
+    /// The bytes of a micro-batch that go to the host while it is computed with.
+    carried: u64,
+    /// The memory that it has on the host.
+    host: u64,
 }
 
 /// The modes of the pieces of a device.
@@ -386,13 +507,13 @@ impl Device {
         let mut best: Option<Pick> = None;
         let mut bound: Option<u64> = None;
         for level in levels {
+            let limits: Option<Vec<u64>> = self.limits.iter().map(|limit| limit.checked_sub(level)).collect();
+            let Some(limits) = limits else { break };
             let within = |choices: &Vec<Choice>| -> Vec<Choice> {
                 choices.iter().filter(|choice| choice.workspace <= level).cloned().collect()
             };
-            let items: Vec<Vec<Choice>> = self.items.iter().map(within).collect();
-            let limits: Option<Vec<u64>> = self.limits.iter().map(|limit| limit.checked_sub(level)).collect();
-            let Some(limits) = limits else { break };
-            let Some(pick) = (Self { items, limits }).pick_within() else { continue };
+            let items = self.items.iter().map(within).collect();
+            let Some(pick) = (Self { items, limits, ..*self }).carry() else { continue };
             bound = Some(bound.map_or(pick.bound, |bound: u64| bound.min(pick.bound)));
             if best.as_ref().is_none_or(|best| pick.time < best.time) {
                 best = Some(pick);
@@ -401,51 +522,120 @@ impl Device {
         best.zip(bound).map(|(pick, bound)| Pick { bound, ..pick })
     }
 
-    /// The same with the workspace taken off the limits.
-    fn pick_within(&self) -> Option<Pick> {
-        let mut bound = 0;
-        for (moment, &limit) in self.limits.iter().enumerate() {
-            let path = self.least(limit, |choice| choice.loads[moment])?;
-            let time = self.time(&path);
-            bound = bound.max(time);
-            if self.fits(&path) {
-                return Some(Pick { modes: self.modes(&path), time, bound: time });
+    /// The fastest modes of those whose copies do not take longer than the passes, if there are any: the price of a byte
+    /// through the host is raised until they do not (a Lagrangian relaxation, whose value is a bound).
+    fn carry(&self) -> Option<Pick> {
+        let free = self.priced(0)?;
+        if self.is_carried(&free.0) {
+            return Some(self.picked(&free.0, free.1 / 1000));
+        }
+        let Some(mut best) = self.priced(DEAREST) else { return Some(self.picked(&free.0, free.1 / 1000)) };
+        let mut bound = free.1 / 1000;
+        let (mut low, mut high) = (0, DEAREST);
+        while high - low > 1 + high / 64 {
+            let price = low + (high - low) / 2;
+            let Some(priced) = self.priced(price) else { break };
+            let paid = u128::from(self.carried) * u128::from(price);
+            let least = u128::from(priced.1).saturating_sub(paid) / 1000;
+            bound = bound.max(u64::try_from(least).unwrap_or(0));
+            if self.is_carried(&priced.0) {
+                (best, high) = (priced, price);
+            } else {
+                low = price;
             }
         }
-        // What no moment alone is enough for: as if all held their most at once, then faster where there is room.
+        let time = self.time(&best.0);
+        self.is_held(&best.0).then(|| self.picked(&best.0, bound.min(time)))
+    }
+
+    fn picked(&self, path: &[usize], bound: u64) -> Pick {
+        let modes = self.items.iter().zip(path).map(|(choices, &position)| choices[position].mode);
+        Pick { modes: modes.collect(), time: self.time(path), bound }
+    }
+
+    /// The cheapest choices within the memory of the device, and a bound of what any cost.
+    fn priced(&self, price: Toll) -> Option<(Vec<usize>, u64)> {
+        let kept = self.worth(price);
+        let mut bound = 0;
+        for (moment, &limit) in self.limits.iter().enumerate() {
+            let path = self.least(&kept, limit, price, |choice| choice.loads[moment])?;
+            let cost = self.cost(&path, price);
+            bound = bound.max(cost);
+            if self.fits(&path) {
+                return Some((path, cost));
+            }
+        }
+        // What no moment alone is enough for: as if all held their most at once, then better where there is room.
         let least = self.limits.iter().copied().min().unwrap_or(0);
-        let envelope = self.least(least, |choice| choice.loads.iter().copied().max().unwrap_or(0));
+        let envelope =
+            self.least(&kept, least, price, |choice| choice.loads.iter().copied().max().unwrap_or(0));
         let mut path = match envelope {
             Some(path) => path,
-            // The last of every piece keeps least.
-            None => self.items.iter().map(|choices| choices.len().saturating_sub(1)).collect(),
+            None => self.smallest(),
         };
         if !self.fits(&path) {
             return None;
         }
-        self.improve(&mut path);
-        Some(Pick { modes: self.modes(&path), time: self.time(&path), bound })
+        self.improve(&kept, &mut path, price);
+        Some((path, bound))
     }
 
-    /// The positions of the fastest choices whose loads add up to at most a limit.
-    fn least(&self, limit: u64, load: impl Fn(&Choice) -> u64) -> Option<Vec<usize>> {
-        let mut fronts: Vec<Vec<Point>> = vec![vec![Point { load: 0, time: 0, before: 0, choice: 0 }]];
-        for choices in &self.items {
+    /// Of every piece the choice that holds least where it holds most.
+    fn smallest(&self) -> Vec<usize> {
+        let most = |choice: &Choice| choice.loads.iter().copied().max().unwrap_or(0);
+        let smallest = |choices: &Vec<Choice>| {
+            let positions = 0..choices.len();
+            positions.min_by_key(|&position| most(&choices[position])).unwrap_or(0)
+        };
+        self.items.iter().map(smallest).collect()
+    }
+
+    /// The positions of the choices of every piece that no other beats; of pieces that are alike they are found once.
+    fn worth(&self, price: Toll) -> Vec<Vec<usize>> {
+        let mut kept: Vec<Vec<usize>> = Vec::with_capacity(self.items.len());
+        for (number, choices) in self.items.iter().enumerate() {
+            if let Some(alike) = (0..number).rev().find(|&other| self.items[other] == *choices) {
+                kept.push(kept[alike].clone());
+                continue;
+            }
+            let beaten = |position: usize| {
+                choices.iter().enumerate().any(|(other, choice)| {
+                    let first = other < position || !choices[position].beats(choice, price);
+                    other != position && choice.beats(&choices[position], price) && first
+                })
+            };
+            kept.push((0..choices.len()).filter(|&position| !beaten(position)).collect());
+        }
+        kept
+    }
+
+    /// The positions of the cheapest choices whose loads add up to at most a limit.
+    fn least(
+        &self,
+        kept: &[Vec<usize>],
+        limit: u64,
+        price: Toll,
+        load: impl Fn(&Choice) -> u64,
+    ) -> Option<Vec<usize>> {
+        let mut fronts: Vec<Vec<Point>> = vec![vec![Point { load: 0, cost: 0, before: 0, choice: 0 }]];
+        for (choices, kept) in self.items.iter().zip(kept) {
             let front = &fronts[fronts.len() - 1];
-            let mut next: Vec<Point> = Vec::with_capacity(front.len() * choices.len());
+            let mut next: Vec<Point> = Vec::with_capacity(front.len() * kept.len());
             for (before, point) in front.iter().enumerate() {
-                for (position, choice) in choices.iter().enumerate() {
+                for &position in kept {
+                    let choice = &choices[position];
                     let load = point.load.saturating_add(load(choice));
                     if load <= limit {
-                        next.push(Point { load, time: point.time + choice.time, before, choice: position });
+                        let cost = point.cost.saturating_add(choice.cost(price));
+                        next.push(Point { load, cost, before, choice: position });
                     }
                 }
             }
-            next.sort_unstable_by_key(|point| (point.load, point.time, point.choice, point.before));
-            let mut fastest = u64::MAX;
+            next.sort_unstable_by_key(|point| (point.load, point.cost, point.choice, point.before));
+            let mut cheapest = u64::MAX;
             next.retain(|point| {
-                let stays = point.time < fastest;
-                fastest = fastest.min(point.time);
+                let stays = point.cost < cheapest;
+                cheapest = cheapest.min(point.cost);
                 stays
             });
             while next.len() > MOST_POINTS {
@@ -467,14 +657,15 @@ impl Device {
         Some(path)
     }
 
-    /// Takes faster choices, the one that gains most first, while all fits.
-    fn improve(&self, path: &mut [usize]) {
+    /// Takes cheaper choices, the one that gains most first, while all fits.
+    fn improve(&self, kept: &[Vec<usize>], path: &mut [usize], price: Toll) {
         loop {
             let mut best: Option<(u64, usize, usize)> = None;
             for item in 0..path.len() {
                 let now = path[item];
-                for other in 0..self.items[item].len() {
-                    let gain = self.items[item][now].time.saturating_sub(self.items[item][other].time);
+                for &other in &kept[item] {
+                    let cost = |position: usize| self.items[item][position].cost(price);
+                    let gain = cost(now).saturating_sub(cost(other));
                     if gain == 0 || best.is_some_and(|(most, ..)| gain <= most) {
                         continue;
                     }
@@ -492,22 +683,37 @@ impl Device {
         }
     }
 
+    fn sum(&self, path: &[usize], of: impl Fn(&Choice) -> u64) -> u64 {
+        let each = self
+            .items
+            .iter()
+            .zip(path)
+            .map(|(choices, &position)| choices.get(position).map_or(u64::MAX, &of));
+        each.fold(0, u64::saturating_add)
+    }
+
+    /// Whether the device holds it.
     fn fits(&self, path: &[usize]) -> bool {
-        let load = |moment: usize| {
-            let of_item = |(choices, &position): (&Vec<Choice>, &usize)| {
-                choices.get(position).map(|choice| choice.loads[moment])
-            };
-            self.items.iter().zip(path).map(of_item).try_fold(0u64, |sum, load| sum.checked_add(load?))
-        };
-        (0..self.limits.len()).all(|moment| load(moment).is_some_and(|load| load <= self.limits[moment]))
+        let fits = |(moment, &limit): (usize, &u64)| self.sum(path, |choice| choice.loads[moment]) <= limit;
+        self.limits.iter().enumerate().all(fits)
+    }
+
+    /// Whether the host holds it.
+    fn is_held(&self, path: &[usize]) -> bool {
+        self.sum(path, |choice| choice.waiting) <= self.host
+    }
+
+    /// Whether copies keep up with the passes, and the host holds what is copied.
+    fn is_carried(&self, path: &[usize]) -> bool {
+        self.sum(path, |choice| choice.offloaded) <= self.carried && self.is_held(path)
     }
 
     fn time(&self, path: &[usize]) -> u64 {
-        self.items.iter().zip(path).map(|(choices, &position)| choices[position].time).sum()
+        self.sum(path, |choice| choice.time)
     }
 
-    fn modes(&self, path: &[usize]) -> Vec<ModeId> {
-        self.items.iter().zip(path).map(|(choices, &position)| choices[position].mode).collect()
+    fn cost(&self, path: &[usize], price: Toll) -> u64 {
+        self.sum(path, |choice| choice.cost(price))
     }
 }
 
@@ -515,7 +721,7 @@ impl Device {
 #[derive(Clone, Copy, Debug)]
 struct Point {
     load: u64,
-    time: u64,
+    cost: u64,
     before: usize,
     choice: usize,
 }

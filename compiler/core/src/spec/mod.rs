@@ -455,6 +455,20 @@ pub struct Pipeline {
     pub balance: u16,
     /// What the backward pass computes again.
     pub recompute: Recompute,
+    /// What waits in the memory of the host for the backward pass.
+    pub offload: Offload,
+}
+
+/// What of the values that are kept for the backward pass waits in the memory of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Offload {
+    /// Nothing.
+    #[default]
+    None,
+    /// What the memory of a device does not hold and its link to the host carries.
+    Auto,
+    /// This part of the bytes of every layer at least, in thousandths, as far as there are values to be moved.
+    Part(u16),
 }
 
 /// What the backward pass computes again instead of keeping it.

@@ -6,13 +6,23 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, Level, Model, Origin, Pipeline, Recompute, Schedule};
+use super::{Cluster, Cut, Level, Model, Offload, Origin, Pipeline, Recompute, Schedule};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::{DType, Data};
 
 /// The keys of a pipeline.
-pub(super) const KEYS: &[&str] =
-    &["model", "cluster", "train", "devices", "stages", "layers", "schedule", "data_parallel", "recompute"];
+pub(super) const KEYS: &[&str] = &[
+    "model",
+    "cluster",
+    "train",
+    "devices",
+    "stages",
+    "layers",
+    "schedule",
+    "data_parallel",
+    "recompute",
+    "offload",
+];
 
 /// Keys of the language for what pipec does not have, and of other systems.
 pub(super) const UNAVAILABLE: &[&str] = &[
@@ -21,7 +31,6 @@ pub(super) const UNAVAILABLE: &[&str] = &[
     "sequence_parallel",
     "expert_parallel",
     "slices",
-    "offload",
     "state",
     "zero",
     "fsdp",
@@ -50,6 +59,7 @@ pub(super) struct Wished {
     replicas: u32,
     layers: Option<Vec<u32>>,
     recompute: Recompute,
+    offload: Offload,
     schedule: Wish,
     given: Option<Given>,
     origins: Places,
@@ -119,6 +129,10 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         Some(value) => recompute(value, report),
         None => Some(Recompute::default()),
     };
+    let offload = match block.get("offload") {
+        Some(value) => offload(value, report),
+        None => Some(Offload::default()),
+    };
     let origins = Places {
         stages: block.origin("stages"),
         devices: block.origin("devices"),
@@ -128,8 +142,9 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         cluster: block.origin("cluster"),
     };
     let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
-    let (replicas, recompute) = (replicas?.unwrap_or(1), recompute?);
-    let wished = Wished { stages, devices, replicas, layers, recompute, schedule, given: None, origins };
+    let (replicas, recompute, offload) = (replicas?.unwrap_or(1), recompute?, offload?);
+    let wished =
+        Wished { stages, devices, replicas, layers, recompute, offload, schedule, given: None, origins };
     (report.errors() == errors).then_some(wished)
 }
 
@@ -175,6 +190,39 @@ fn run(value: &Constant, report: &mut Report) -> Option<Vec<Level>> {
         );
     }
     level.map(|level| vec![level])
+}
+
+fn offload(value: &Constant, report: &mut Report) -> Option<Offload> {
+    match &value.kind {
+        Kind::Word(word) if word == "none" => Some(Offload::None),
+        Kind::Word(word) if word == "auto" => Some(Offload::Auto),
+        Kind::Number(number) => {
+            let part = number.to_f64();
+            if part > 0.0 && part <= 1.0 {
+                return Some(Offload::Part((part * 1000.0).ceil() as u16));
+            }
+            report.push(
+                Diagnostic::error(
+                    value.origin.source,
+                    Code::OutOfRange,
+                    format!("{part} is no part of what is kept"),
+                )
+                .at(value.origin.span, "more than 0 and at most 1")
+                .help("write `offload: none` to move nothing, or a part such as 0.5"),
+            );
+            None
+        }
+        Kind::Word(_)
+        | Kind::Poison
+        | Kind::Quantity(..)
+        | Kind::Text(_)
+        | Kind::List(_)
+        | Kind::Call(..)
+        | Kind::Record(..) => {
+            wrong_kind(value, "`none`, `auto` or a part such as 0.5", report);
+            None
+        }
+    }
 }
 
 fn level(value: &Constant) -> Option<Level> {
@@ -252,8 +300,18 @@ pub(super) fn pipeline(
     }
     check_recompute(wished, layers, &model.name, report);
     let recompute = wished.recompute.clone();
-    let pipeline =
-        Pipeline { stages, devices, replicas, micro_batches, cut, schedule, given, balance, recompute };
+    let pipeline = Pipeline {
+        stages,
+        devices,
+        replicas,
+        micro_batches,
+        cut,
+        schedule,
+        given,
+        balance,
+        recompute,
+        offload: wished.offload,
+    };
     (report.errors() == errors).then_some(pipeline)
 }
 

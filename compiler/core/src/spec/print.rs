@@ -1,8 +1,8 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
 use super::{
-    Cluster, Cut, Layer, Level, Model, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary, Value,
-    ValueId, Wire,
+    Cluster, Cut, Layer, Level, Model, Offload, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary,
+    Value, ValueId, Wire,
 };
 use pipec_program::id::IdVec;
 use pipec_program::{Data, Init, LearningRate, Mask, Pairing, RopeScaling, TokenWidth, Tokenizer};
@@ -244,6 +244,11 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
             lines.add(1, format_args!("recompute [{}]", names.join(", ")));
         }
         Recompute::Auto => lines.add(1, "recompute auto"),
+    }
+    match pipeline.offload {
+        Offload::None => {}
+        Offload::Auto => lines.add(1, "offload auto"),
+        Offload::Part(part) => lines.add(1, format_args!("offload {}", f64::from(part) / 1000.0)),
     }
     match &pipeline.cut {
         Cut::Balanced => lines.add(1, "cut balanced"),

@@ -181,6 +181,10 @@ pub enum Region {
     Saved,
     /// What the forward pass keeps for the weight gradients, where these are a pass of their own.
     Held,
+    /// What the forward pass hands to the host.
+    Stored,
+    /// The same when it has come back.
+    Fetched,
     /// The message to the stage after.
     Output,
     /// The loss of the micro-batch.
@@ -224,6 +228,8 @@ impl Region {
             Self::Input => "input",
             Self::Saved => "saved",
             Self::Held => "held",
+            Self::Stored => "stored",
+            Self::Fetched => "fetched",
             Self::Output => "output",
             Self::Loss => "loss",
             Self::OutputGradient => "output_gradient",

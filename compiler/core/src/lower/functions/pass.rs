@@ -108,10 +108,11 @@ impl Pass {
             | Region::Prefix(_)
             | Region::OutputGradient
             | Region::StateGradient
+            | Region::Fetched
             | Region::Squares
             | Region::Factor => Access::Read,
             Region::Gradients => Access::Accumulate,
-            Region::Saved | Region::Held => made_by(program::Pass::F),
+            Region::Saved | Region::Held | Region::Stored => made_by(program::Pass::F),
             Region::Pending => made_by(program::Pass::B),
             Region::PrefixGradient(_) if self.adds_to(region) => Access::Update,
             Region::Output

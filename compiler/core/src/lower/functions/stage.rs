@@ -2,7 +2,7 @@
 //!
 //! The forms of the pieces are laid one after the other; what goes out of a piece is what comes into the next. Every
 //! value then has bytes in one region: what a backward pass reads lies in `saved`, what a later pass over weights reads in
-//! `held` or `pending`, what goes to another stage in its message, the rest in the workspace. Kernels that may work in
+//! `held` or `pending`, what goes to the host in `stored` and then in `fetched`, what goes to another stage in its message, the rest in the workspace. Kernels that may work in
 //! place do, where nothing reads their operand later.
 //!
 //! `saved` starts with the state of the slice, at places that follow from the lengths of slices alone, so that the
@@ -147,6 +147,9 @@ struct Passes<'a> {
     saved: BTreeMap<Home, (Region, Bytes)>,
     saved_end: Bytes,
     held_end: Bytes,
+    /// The places of the values that go to the host and come back.
+    stored: BTreeMap<Home, Bytes>,
+    stored_end: Bytes,
     /// The places of the gradients that the pass over weights reads, in `pending`.
     pending: BTreeMap<Home, Bytes>,
     pending_end: Bytes,
@@ -191,6 +194,8 @@ impl<'a> Passes<'a> {
             saved: BTreeMap::new(),
             saved_end: Bytes::ZERO,
             held_end: Bytes::ZERO,
+            stored: BTreeMap::new(),
+            stored_end: Bytes::ZERO,
             pending: BTreeMap::new(),
             pending_end: Bytes::ZERO,
         };
@@ -253,6 +258,7 @@ impl<'a> Passes<'a> {
     fn place_kept(&mut self, splits: bool) {
         let mut read: BTreeSet<Home> = BTreeSet::new();
         let mut read_by_weights: BTreeSet<Home> = BTreeSet::new();
+        let mut fetched: BTreeSet<Home> = BTreeSet::new();
         for (position, part) in self.pieces.iter().enumerate() {
             for (phase, kernel) in &part.form.backward {
                 let by_weights = splits && *phase == Phase::W;
@@ -265,6 +271,9 @@ impl<'a> Passes<'a> {
                             if by_weights {
                                 read_by_weights.insert(home);
                             }
+                        }
+                        Kind::Fetched(of) => {
+                            fetched.insert(self.home(position, of));
                         }
                         Kind::Weight(_)
                         | Kind::WeightGradient(_)
@@ -321,8 +330,23 @@ impl<'a> Passes<'a> {
                 }
             }
         }
+        for home in fetched {
+            let Some(ty) = self.type_of(home).cloned() else { continue };
+            let place = self.stored_end.align_up(super::layout::ALIGNMENT);
+            self.stored_end = place + ty.bytes();
+            self.stored.insert(home, place);
+        }
         (self.saved, self.saved_end, self.held_end) = (saved, saved_end, held_end);
         (self.pending, self.pending_end) = (pending, pending_end);
+    }
+
+    /// The type of a value of the forward pass.
+    fn type_of(&self, home: Home) -> Option<&TensorType> {
+        match home {
+            Home::Made(position, value) => Some(&self.pieces[position].form.values[value].ty),
+            Home::Input(number) => self.input.get(number).map(|(ty, _)| ty),
+            Home::OutputGradient(_) => None,
+        }
     }
 
     /// Where a value is made that is no reshape.
@@ -349,10 +373,14 @@ impl<'a> Passes<'a> {
         for (number, &home) in self.outputs.iter().enumerate() {
             if let Home::Made(..) = home
                 && !self.saved.contains_key(&home)
+                && !self.stored.contains_key(&home)
             {
                 let place = self.output[number].1;
                 made.entry(home).or_insert_with(|| pass.fixed(Region::Output, place));
             }
+        }
+        for (&home, &place) in &self.stored {
+            made.insert(home, pass.fixed(Region::Stored, place));
         }
         for (&home, &(region, place)) in &self.saved {
             made.insert(home, pass.fixed(region, place));
@@ -373,6 +401,16 @@ impl<'a> Passes<'a> {
                     pass.tensor(storage, &part.form.values[value].ty)
                 };
                 append(&mut pass, kernel, part.sites, operand);
+            }
+        }
+        // What goes to the host and lies elsewhere is copied.
+        for (home, &place) in &self.stored {
+            let to = pass.fixed(Region::Stored, place);
+            if let Some(ty) = self.type_of(*home)
+                && pass.place(made[home]) != pass.place(to)
+            {
+                let (from, to) = (pass.tensor(made[home], ty), pass.tensor(to, ty));
+                pass.copy(from, to);
             }
         }
         // What goes out and is needed here too, or only passes by, is copied.
@@ -467,6 +505,7 @@ impl<'a> Passes<'a> {
                 let state = part.form.state.iter().position(|state| state.gradient == Some(origin))?;
                 (Region::StateGradient, self.states[self.slice].places[position][state])
             }
+            Kind::Fetched(of) => (Region::Fetched, *self.stored.get(&self.home(position, of))?),
             Kind::Boundary | Kind::Computed | Kind::Reshaped(_) => return None,
         };
         Some(pass.fixed(region, place))
@@ -483,6 +522,8 @@ impl<'a> Passes<'a> {
             (Region::InputGradient, end(&self.input)),
             (Region::Saved, self.saved_end),
             (Region::Held, self.held_end),
+            (Region::Stored, self.stored_end),
+            (Region::Fetched, self.stored_end),
             (Region::Pending, self.pending_end),
             (Region::StateGradient, self.states[self.slice].end),
             (Region::Output, end(&self.output)),

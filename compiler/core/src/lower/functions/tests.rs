@@ -15,8 +15,11 @@ use std::ops::Range;
 const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None };
 
 /// Of a device on which products take longer than what moves.
-const RATES: Rates =
-    Rates { compute: FlopsPerSecond(100_000_000_000), bandwidth: BytesPerSecond(10_000_000_000) };
+const RATES: Rates = Rates {
+    compute: FlopsPerSecond(100_000_000_000),
+    bandwidth: BytesPerSecond(10_000_000_000),
+    host: false,
+};
 
 fn forms(model: &Model, sequences: u64, tokens: u64, precision: DType) -> Forms {
     let extent = Extent { sequences, lengths: &[tokens], slice: 0, reach: None };

@@ -50,7 +50,7 @@ fn is_stored(egraph: &EGraph, class: Id) -> bool {
     let mut readers = egraph[class].parents().map(|parent| egraph.id_to_node(parent));
     egraph[class].data.given
         || readers.any(|reader| match &reader.head {
-            Head::Op(Op::Map(_)) | Head::Again | Head::Keep | Head::Slice => false,
+            Head::Op(Op::Map(_)) | Head::Again | Head::Keep | Head::Fetch | Head::Slice => false,
             Head::Op(_) | Head::Earlier | Head::Later(..) | Head::Sum => true,
         })
 }
@@ -94,6 +94,7 @@ fn single(term: &Term) -> Option<&Formula> {
         Head::Op(_)
         | Head::Again
         | Head::Keep
+        | Head::Fetch
         | Head::Slice
         | Head::Earlier
         | Head::Later(..)
@@ -215,7 +216,9 @@ fn added(egraph: &EGraph, term: &Term) -> Vec<(Term, Id)> {
 fn is_computed(egraph: &EGraph, class: Id) -> bool {
     egraph[class].data.backward
         && egraph[class].nodes.iter().all(|term| match &term.head {
-            Head::Op(Op::OutputGradient(_)) | Head::Again | Head::Keep | Head::Later(..) => false,
+            Head::Op(Op::OutputGradient(_)) | Head::Again | Head::Keep | Head::Fetch | Head::Later(..) => {
+                false
+            }
             Head::Slice => is_computed(egraph, term.children[0]),
             Head::Op(_) | Head::Earlier | Head::Sum => true,
         })
@@ -230,6 +233,7 @@ fn residual(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
             Head::Op(_)
             | Head::Again
             | Head::Keep
+            | Head::Fetch
             | Head::Slice
             | Head::Earlier
             | Head::Later(..)

@@ -1,4 +1,4 @@
-//! What the backward pass needs of the forward pass is kept or computed again.
+//! What the backward pass needs of the forward pass is kept, waits in host memory, or is computed again.
 
 use super::{Rule, alike};
 use crate::graph::{Op, Type};
@@ -15,6 +15,14 @@ pub(super) const RULES: &[Rule] = &[
         apply: keep,
     },
     Rule {
+        name: "offload",
+        from: "again(x)",
+        to: "fetch(x)",
+        condition: "x is a value of every token that the forward pass computes or takes in",
+        reason: "what went to the host comes back: it costs copies instead of memory. Statistics are too small to be worth it",
+        apply: offload,
+    },
+    Rule {
         name: "recompute",
         from: "again(op(x..))",
         to: "op(again(x)..)",
@@ -29,7 +37,7 @@ pub(in crate::rewrite) fn is_free(egraph: &EGraph, class: Id) -> bool {
     egraph[class].nodes.iter().any(|term| match &term.head {
         Head::Op(Op::Weight(_) | Op::Tokens | Op::Targets | Op::Places) | Head::Earlier => true,
         Head::Slice => is_free(egraph, term.children[0]),
-        Head::Op(_) | Head::Again | Head::Keep | Head::Later(..) | Head::Sum => false,
+        Head::Op(_) | Head::Again | Head::Keep | Head::Fetch | Head::Later(..) | Head::Sum => false,
     })
 }
 
@@ -42,6 +50,17 @@ fn keep(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
         return Vec::new();
     }
     vec![(class, add(egraph, Term::new(Head::Keep, term.children.clone()), None))]
+}
+
+fn offload(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
+    let is_value = match egraph[class].data.ty {
+        Type::PerToken { .. } => true,
+        Type::Statistic { .. } | Type::Whole { .. } | Type::Tuple(_) => false,
+    };
+    if term.head != Head::Again || !is_value || is_free(egraph, term.children[0]) {
+        return Vec::new();
+    }
+    vec![(class, add(egraph, Term::new(Head::Fetch, term.children.clone()), None))]
 }
 
 fn recompute(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {

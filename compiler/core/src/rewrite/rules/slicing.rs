@@ -74,7 +74,13 @@ fn operations_of(egraph: &EGraph, term: &Term) -> Vec<(Op, Vec<Id>)> {
     let of = egraph[term.children[0]].nodes.iter();
     of.filter_map(|term| match &term.head {
         Head::Op(op) => Some((op.clone(), term.children.clone())),
-        Head::Again | Head::Keep | Head::Slice | Head::Earlier | Head::Later(..) | Head::Sum => None,
+        Head::Again
+        | Head::Keep
+        | Head::Fetch
+        | Head::Slice
+        | Head::Earlier
+        | Head::Later(..)
+        | Head::Sum => None,
     })
     .collect()
 }

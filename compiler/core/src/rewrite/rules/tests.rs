@@ -41,7 +41,7 @@ impl<'a> Names<'a> {
         let class = self.egraph.find(class);
         self.nodes.get(&class).cloned().unwrap_or_else(|| {
             let terms = &self.egraph[class].nodes;
-            let is_given = |term: &&Term| !matches!(term.head, Head::Op(_) | Head::Keep);
+            let is_given = |term: &&Term| !matches!(term.head, Head::Op(_) | Head::Keep | Head::Fetch);
             let first = terms.iter().find(is_given).or(terms.first());
             first.map(|term| self.term(term)).unwrap_or_default()
         })

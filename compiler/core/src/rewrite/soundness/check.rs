@@ -112,7 +112,7 @@ impl Reference<'_> {
     fn term(&self, term: &Term, operands: &[&Vec<Value>], ty: &Type) -> Result<Vec<Value>, String> {
         let slices = 0..self.slices.len();
         match &term.head {
-            Head::Again | Head::Keep => Ok(operands[0].clone()),
+            Head::Again | Head::Keep | Head::Fetch => Ok(operands[0].clone()),
             Head::Slice => Ok(slices.map(|slice| operands[0][slice].slice(&self.slices[slice])).collect()),
             Head::Earlier => Ok(slices.map(|slice| Value::concatenate(&operands[0][..slice])).collect()),
             Head::Later(operation, operand) => {
