@@ -4,9 +4,9 @@ use super::{EVERYTHING, Error, Fitted, Lack, Observer, Task, fit, lay, ordered, 
 use crate::lower::functions::Wanted;
 use crate::mode::ModeId;
 use crate::plan::Plan;
-use crate::schedule::{Policy, execute, peaks};
+use crate::schedule::{Policy, Schedule, execute, peaks};
 use crate::search;
-use crate::search::modes::{Allowed, Chosen, Ordered, Prices, Room};
+use crate::search::modes::{Allowed, Chosen, Ordered, Pace, Prices, Room};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::simulate::simulate;
 use pipec_program::{Bytes, Costs, DeviceId, Nanos};
@@ -25,11 +25,14 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
         let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
         let mut candidates = candidates(task, &allowed, reserve.as_ref())?;
         candidates.retain(|candidate| tried.insert(candidate.chosen.modes.clone()));
-        for Candidate { chosen, plan, free, .. } in
-            candidates.into_iter().take(search::modes::MOST_CANDIDATES)
-        {
+        let mut fitting = 0;
+        for Candidate { chosen, plan, free, .. } in candidates {
+            if fitting == search::modes::MOST_CANDIDATES {
+                break;
+            }
             match fit(task, lay(task, &chosen.modes, Some(&plan), &mut ())?, &mut ()) {
                 Ok(fitted) => {
+                    fitting += 1;
                     let program = proved(fitted.lowered.program)?;
                     let time = simulate(&program, &Costs::roofline(&program)).makespan();
                     if best.as_ref().is_none_or(|(least, ..)| time < *least) {
@@ -83,7 +86,11 @@ fn candidates(
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut cut: Option<Plan> = None;
     let mut prices: Option<Prices> = None;
-    for seed in allowed.seeds(layers, &spec.model.pieces, adapts) {
+    let mut known: Vec<(Schedule, Pace, Room)> = Vec::new();
+    let seeds = allowed.seeds(layers, &spec.model.pieces, adapts);
+    let paces = Pace::all(spec.pipeline.offload);
+    for (seed, &pace) in seeds.into_iter().flat_map(|seed| paces.iter().map(move |pace| (seed.clone(), pace)))
+    {
         let mut chosen = Chosen { modes: seed, gap: 0 };
         // What chosen modes took beyond their prices: passes of several pieces may need more workspace than one.
         let mut reserve = reserve.cloned();
@@ -99,8 +106,8 @@ fn candidates(
             let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
             let peaks = peaks(&laid.replica, &order);
             let (over, free) = (room.over(&peaks), room.free(&peaks));
-            let known = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
-            if over.values().all(|&over| over == 0) && !known {
+            let has = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
+            if over.values().all(|&over| over == 0) && !has {
                 candidates.push(Candidate {
                     chosen: chosen.clone(),
                     plan: laid.plan.clone(),
@@ -117,7 +124,13 @@ fn candidates(
                 Prices::new(spec, layers, lengths, Wanted::of(uses, laid.plan.products))
             });
             let plan = laid.plan.replica();
-            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room };
+            // The same order in the same room leads to the same modes.
+            let met = (order.clone(), pace, room.clone());
+            if known.contains(&met) {
+                break;
+            }
+            known.push(met);
+            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room, pace };
             match search::modes::choose(prices, spec, allowed, ordered) {
                 Some(next) if next.modes != chosen.modes => chosen = next,
                 Some(_) | None => break,

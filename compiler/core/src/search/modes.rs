@@ -24,8 +24,11 @@ const MOST_MOMENTS: usize = 8;
 /// How often an order is made again for the modes that were chosen for it.
 pub(crate) const MOST_TURNS: usize = 6;
 
-/// How many of the shortest steps are simulated.
+/// How many of the shortest steps that fit are simulated.
 pub(crate) const MOST_CANDIDATES: usize = 4;
+
+/// How many limits of the workspace are tried.
+const MOST_LEVELS: usize = 4;
 
 /// The most points of a front of sums; beyond it every second is left out.
 const MOST_POINTS: usize = 1 << 13;
@@ -86,14 +89,15 @@ impl Prices {
         Self { layers: prices, times: Times::new(spec, &every), variants }
     }
 
-    /// The time of both passes of a layer in a mode over a micro-batch.
-    fn time(&self, layer: LayerId, mode: ModeId, device: DeviceId, splits: bool) -> u64 {
-        let Some(&variant) = self.variants.get(&(layer, mode)) else { return 0 };
-        let of_slice = |times: PassTimes| match splits {
-            true => times.forward + times.inputs + times.weights,
-            false => times.forward + times.backward,
+    /// The times of the forward and the backward passes of a layer in a mode over a micro-batch.
+    fn times(&self, layer: LayerId, mode: ModeId, device: DeviceId, splits: bool) -> (u64, u64) {
+        let Some(&variant) = self.variants.get(&(layer, mode)) else { return (0, 0) };
+        let backward = |times: PassTimes| match splits {
+            true => times.inputs + times.weights,
+            false => times.backward,
         };
-        self.times.variant(variant, device).map(|times| of_slice(times).0).sum()
+        let times = || self.times.variant(variant, device);
+        (times().map(|times| times.forward.0).sum(), times().map(|times| backward(times).0).sum())
     }
 }
 
@@ -186,10 +190,31 @@ pub(crate) struct Ordered<'a> {
     pub(crate) order: &'a Schedule,
     /// What its devices have.
     pub(crate) room: &'a Room,
+    /// How long the copies of a micro-batch may take.
+    pub(crate) pace: Pace,
+}
+
+/// How long the copies of a micro-batch to the host may take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Pace {
+    /// As long as its forward pass: then nothing piles up while only forward passes run.
+    Forward,
+    /// As long as its passes: then copies keep up in the long run.
+    Both,
+}
+
+impl Pace {
+    /// The paces that make a difference.
+    pub(crate) fn all(offload: Offload) -> &'static [Self] {
+        match offload {
+            Offload::None => &[Self::Both],
+            Offload::Auto | Offload::Part(_) => &[Self::Forward, Self::Both],
+        }
+    }
 }
 
 /// The bytes that the devices of a replica have left.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     /// For units, with the workspace that the passes take now and what is on its way to the host.
     units: IdVec<DeviceId, u64>,
@@ -270,9 +295,11 @@ pub(crate) fn choose(
                 let layer = pieces[piece].layer;
                 let choice = |&mode: &ModeId| {
                     let price = &prices.layers[layer][mode];
+                    let (forward, backward) = prices.times(layer, mode, device, splits);
                     Choice {
                         mode,
-                        time: prices.time(layer, mode, device, splits),
+                        time: forward + backward,
+                        forward,
                         workspace: price.workspace,
                         offloaded: price.kept.stored,
                         waiting: moments
@@ -280,7 +307,10 @@ pub(crate) fn choose(
                             .map(|moment| moment.on_host(chunk, &price.kept))
                             .max()
                             .unwrap_or(0),
-                        loads: moments.iter().map(|moment| moment.load(chunk, &price.kept)).collect(),
+                        loads: moments
+                            .iter()
+                            .map(|moment| moment.load(chunk, &price.kept, ordered.pace))
+                            .collect(),
                     }
                 };
                 numbers.push(piece);
@@ -289,7 +319,10 @@ pub(crate) fn choose(
         }
         let left = |moment: &Moment| ordered.room.all[device].checked_sub(moment.rest);
         let limits = moments.iter().map(left).collect::<Option<Vec<u64>>>()?;
-        let fastest = |choices: &Vec<Choice>| choices.iter().map(|choice| choice.time).min().unwrap_or(0);
+        let fastest = |choices: &Vec<Choice>| match ordered.pace {
+            Pace::Forward => choices.iter().map(|choice| choice.forward).min().unwrap_or(0),
+            Pace::Both => choices.iter().map(|choice| choice.time).min().unwrap_or(0),
+        };
         let time: u64 = items.iter().map(fastest).sum();
         let Host { down, up, memory } = hosts[device];
         let problem = Device {
@@ -330,9 +363,16 @@ struct Moment {
 }
 
 impl Moment {
-    fn load(&self, chunk: usize, kept: &Kept) -> u64 {
+    fn load(&self, chunk: usize, kept: &Kept, pace: Pace) -> u64 {
         let [saved, held, pending] = self.chunks[chunk];
-        let passing = self.longest.saturating_mul(TRAVELLING).min(saved.max(held));
+        // Copies that take as long as both passes leave two of three units behind while only forward passes run, since backward
+        // passes take twice as long.
+        let live = saved.max(held);
+        let behind = match pace {
+            Pace::Forward => 0,
+            Pace::Both => live - live / 3,
+        };
+        let passing = self.longest.saturating_mul(TRAVELLING).saturating_add(behind).min(live);
         let pairs = [(kept.saved, saved), (kept.held, held), (kept.pending, pending), (kept.stored, passing)];
         self.bytes(&pairs)
     }
@@ -445,7 +485,9 @@ fn moments(ordered: Ordered<'_>, device: DeviceId) -> Vec<Moment> {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Choice {
     mode: ModeId,
+    /// Of both passes over a micro-batch.
     time: u64,
+    forward: u64,
     workspace: u64,
     /// The bytes of a micro-batch that go to the host.
     offloaded: u64,
@@ -456,17 +498,9 @@ struct Choice {
 }
 
 impl Choice {
-    /// Whether this is at least as good in everything at a price of what is offloaded.
-    fn beats(&self, other: &Self, price: Toll) -> bool {
-        self.cost(price) <= other.cost(price)
-            && self.workspace <= other.workspace
-            && self.waiting <= other.waiting
-            && self.loads.iter().zip(&other.loads).all(|(mine, theirs)| mine <= theirs)
-    }
-
     /// The time and what offloading costs, in picoseconds.
-    fn cost(&self, price: Toll) -> u64 {
-        let offloaded = u128::from(self.offloaded) * u128::from(price);
+    fn cost(&self, toll: Toll) -> u64 {
+        let offloaded = u128::from(self.offloaded) * u128::from(toll);
         let cost = u128::from(self.time) * 1000 + offloaded;
         u64::try_from(cost).unwrap_or(u64::MAX)
     }
@@ -476,7 +510,7 @@ impl Choice {
 type Toll = u64;
 
 /// Where no byte is worth it.
-const DEAREST: Toll = 1 << 30;
+const DEAREST: Toll = 1 << 16;
 
 /// The pieces of a device and what it has.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -500,26 +534,36 @@ struct Pick {
 }
 
 impl Device {
-    /// The fastest modes that fit. Every workspace is tried: passes of a device use one after the other, so that the largest
-    /// counts, and only once.
+    /// The fastest modes that fit. Several limits of the workspace are tried: passes of a device use it one after the other, so
+    /// that the largest counts, and only once.
     fn pick(&self) -> Option<Pick> {
-        let levels: BTreeSet<u64> = self.items.iter().flatten().map(|choice| choice.workspace).collect();
+        let workspace =
+            |choices: &Vec<Choice>| choices.iter().map(|choice| choice.workspace).min().unwrap_or(0);
+        let least = self.items.iter().map(workspace).max().unwrap_or(0);
+        let larger = self.items.iter().flatten().map(|choice| choice.workspace).filter(|&each| each >= least);
+        let levels: Vec<u64> = larger.collect::<BTreeSet<u64>>().into_iter().collect();
+        let most = levels.len().saturating_sub(1);
+        let tried: BTreeSet<usize> = (0..MOST_LEVELS).map(|level| most * level / (MOST_LEVELS - 1)).collect();
+        // As if every choice had the least workspace.
+        let bound = self.within(least, u64::MAX)?.carry()?.bound;
         let mut best: Option<Pick> = None;
-        let mut bound: Option<u64> = None;
-        for level in levels {
-            let limits: Option<Vec<u64>> = self.limits.iter().map(|limit| limit.checked_sub(level)).collect();
-            let Some(limits) = limits else { break };
-            let within = |choices: &Vec<Choice>| -> Vec<Choice> {
-                choices.iter().filter(|choice| choice.workspace <= level).cloned().collect()
-            };
-            let items = self.items.iter().map(within).collect();
-            let Some(pick) = (Self { items, limits, ..*self }).carry() else { continue };
-            bound = Some(bound.map_or(pick.bound, |bound: u64| bound.min(pick.bound)));
+        for level in tried.into_iter().filter_map(|level| levels.get(level).copied()) {
+            let Some(pick) = self.within(level, level).and_then(|device| device.carry()) else { continue };
             if best.as_ref().is_none_or(|best| pick.time < best.time) {
                 best = Some(pick);
             }
         }
-        best.zip(bound).map(|(pick, bound)| Pick { bound, ..pick })
+        best.map(|pick| Pick { bound: bound.min(pick.time), ..pick })
+    }
+
+    /// The same with some workspace taken off the limits and without choices that need more than `most`; none if too little is
+    /// left.
+    fn within(&self, workspace: u64, most: u64) -> Option<Self> {
+        let limits = self.limits.iter().map(|limit| limit.checked_sub(workspace)).collect::<Option<_>>()?;
+        let within = |choices: &Vec<Choice>| -> Vec<Choice> {
+            choices.iter().filter(|choice| choice.workspace <= most).cloned().collect()
+        };
+        Some(Self { items: self.items.iter().map(within).collect(), limits, ..*self })
     }
 
     /// The fastest modes of those whose copies do not take longer than the passes, if there are any: the price of a byte
@@ -532,16 +576,16 @@ impl Device {
         let Some(mut best) = self.priced(DEAREST) else { return Some(self.picked(&free.0, free.1 / 1000)) };
         let mut bound = free.1 / 1000;
         let (mut low, mut high) = (0, DEAREST);
-        while high - low > 1 + high / 64 {
-            let price = low + (high - low) / 2;
-            let Some(priced) = self.priced(price) else { break };
-            let paid = u128::from(self.carried) * u128::from(price);
+        while high - low > 1 + high / 16 {
+            let toll = low + (high - low) / 2;
+            let Some(priced) = self.priced(toll) else { break };
+            let paid = u128::from(self.carried) * u128::from(toll);
             let least = u128::from(priced.1).saturating_sub(paid) / 1000;
             bound = bound.max(u64::try_from(least).unwrap_or(0));
             if self.is_carried(&priced.0) {
-                (best, high) = (priced, price);
+                (best, high) = (priced, toll);
             } else {
-                low = price;
+                low = toll;
             }
         }
         let time = self.time(&best.0);
@@ -554,12 +598,11 @@ impl Device {
     }
 
     /// The cheapest choices within the memory of the device, and a bound of what any cost.
-    fn priced(&self, price: Toll) -> Option<(Vec<usize>, u64)> {
-        let kept = self.worth(price);
+    fn priced(&self, toll: Toll) -> Option<(Vec<usize>, u64)> {
         let mut bound = 0;
         for (moment, &limit) in self.limits.iter().enumerate() {
-            let path = self.least(&kept, limit, price, |choice| choice.loads[moment])?;
-            let cost = self.cost(&path, price);
+            let path = self.least(limit, toll, |choice| choice.loads[moment])?;
+            let cost = self.cost(&path, toll);
             bound = bound.max(cost);
             if self.fits(&path) {
                 return Some((path, cost));
@@ -567,8 +610,7 @@ impl Device {
         }
         // What no moment alone is enough for: as if all held their most at once, then better where there is room.
         let least = self.limits.iter().copied().min().unwrap_or(0);
-        let envelope =
-            self.least(&kept, least, price, |choice| choice.loads.iter().copied().max().unwrap_or(0));
+        let envelope = self.least(least, toll, |choice| choice.loads.iter().copied().max().unwrap_or(0));
         let mut path = match envelope {
             Some(path) => path,
             None => self.smallest(),
@@ -576,7 +618,7 @@ impl Device {
         if !self.fits(&path) {
             return None;
         }
-        self.improve(&kept, &mut path, price);
+        self.improve(&mut path, toll);
         Some((path, bound))
     }
 
@@ -590,54 +632,33 @@ impl Device {
         self.items.iter().map(smallest).collect()
     }
 
-    /// The positions of the choices of every piece that no other beats; of pieces that are alike they are found once.
-    fn worth(&self, price: Toll) -> Vec<Vec<usize>> {
-        let mut kept: Vec<Vec<usize>> = Vec::with_capacity(self.items.len());
-        for (number, choices) in self.items.iter().enumerate() {
-            if let Some(alike) = (0..number).rev().find(|&other| self.items[other] == *choices) {
-                kept.push(kept[alike].clone());
-                continue;
-            }
-            let beaten = |position: usize| {
-                choices.iter().enumerate().any(|(other, choice)| {
-                    let first = other < position || !choices[position].beats(choice, price);
-                    other != position && choice.beats(&choices[position], price) && first
-                })
-            };
-            kept.push((0..choices.len()).filter(|&position| !beaten(position)).collect());
-        }
-        kept
-    }
-
     /// The positions of the cheapest choices whose loads add up to at most a limit.
-    fn least(
-        &self,
-        kept: &[Vec<usize>],
-        limit: u64,
-        price: Toll,
-        load: impl Fn(&Choice) -> u64,
-    ) -> Option<Vec<usize>> {
+    fn least(&self, limit: u64, toll: Toll, load: impl Fn(&Choice) -> u64) -> Option<Vec<usize>> {
         let mut fronts: Vec<Vec<Point>> = vec![vec![Point { load: 0, cost: 0, before: 0, choice: 0 }]];
-        for (choices, kept) in self.items.iter().zip(kept) {
+        let mut worth: Vec<Point> = Vec::new();
+        for (number, choices) in self.items.iter().enumerate() {
+            // Pieces that are alike often follow each other.
+            if number == 0 || self.items[number - 1] != *choices {
+                let point = |(position, choice): (usize, &Choice)| Point {
+                    load: load(choice),
+                    cost: choice.cost(toll),
+                    before: 0,
+                    choice: position,
+                };
+                worth = cheapest(choices.iter().enumerate().map(point).collect());
+            }
             let front = &fronts[fronts.len() - 1];
-            let mut next: Vec<Point> = Vec::with_capacity(front.len() * kept.len());
+            let mut next: Vec<Point> = Vec::with_capacity(front.len() * worth.len());
             for (before, point) in front.iter().enumerate() {
-                for &position in kept {
-                    let choice = &choices[position];
-                    let load = point.load.saturating_add(load(choice));
+                for choice in &worth {
+                    let load = point.load.saturating_add(choice.load);
                     if load <= limit {
-                        let cost = point.cost.saturating_add(choice.cost(price));
-                        next.push(Point { load, cost, before, choice: position });
+                        let cost = point.cost.saturating_add(choice.cost);
+                        next.push(Point { load, cost, before, choice: choice.choice });
                     }
                 }
             }
-            next.sort_unstable_by_key(|point| (point.load, point.cost, point.choice, point.before));
-            let mut cheapest = u64::MAX;
-            next.retain(|point| {
-                let stays = point.cost < cheapest;
-                cheapest = cheapest.min(point.cost);
-                stays
-            });
+            let mut next = cheapest(next);
             while next.len() > MOST_POINTS {
                 let mut number = 0;
                 next.retain(|_| {
@@ -658,13 +679,13 @@ impl Device {
     }
 
     /// Takes cheaper choices, the one that gains most first, while all fits.
-    fn improve(&self, kept: &[Vec<usize>], path: &mut [usize], price: Toll) {
+    fn improve(&self, path: &mut [usize], toll: Toll) {
         loop {
             let mut best: Option<(u64, usize, usize)> = None;
             for item in 0..path.len() {
                 let now = path[item];
-                for &other in &kept[item] {
-                    let cost = |position: usize| self.items[item][position].cost(price);
+                for other in 0..self.items[item].len() {
+                    let cost = |position: usize| self.items[item][position].cost(toll);
                     let gain = cost(now).saturating_sub(cost(other));
                     if gain == 0 || best.is_some_and(|(most, ..)| gain <= most) {
                         continue;
@@ -712,8 +733,8 @@ impl Device {
         self.sum(path, |choice| choice.time)
     }
 
-    fn cost(&self, path: &[usize], price: Toll) -> u64 {
-        self.sum(path, |choice| choice.cost(price))
+    fn cost(&self, path: &[usize], toll: Toll) -> u64 {
+        self.sum(path, |choice| choice.cost(toll))
     }
 }
 
@@ -724,4 +745,16 @@ struct Point {
     cost: u64,
     before: usize,
     choice: usize,
+}
+
+/// The sums that no other is at most in load and cost, by load.
+fn cheapest(mut points: Vec<Point>) -> Vec<Point> {
+    points.sort_unstable_by_key(|point| (point.load, point.cost, point.choice, point.before));
+    let mut cheapest = u64::MAX;
+    points.retain(|point| {
+        let stays = point.cost < cheapest;
+        cheapest = cheapest.min(point.cost);
+        stays
+    });
+    points
 }
