@@ -184,7 +184,7 @@ codes! {
     TooManyStages       "E0601" "more stages than pieces of the model",
     EmptyStage          "E0602" "a stage without layers",
     DeviceMismatch      "E0603" "a number of devices that does not match",
-    CutMismatch         "E0604" "a cut that does not cover the model",
+    CutMismatch         "E0604" "a list that does not cover the model",
     NotSliceable        "E0605" "a layer that cannot be sliced",
     GivenSchedule       "E0606" "a file that is no schedule of the pipeline",
 

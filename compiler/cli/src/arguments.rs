@@ -64,6 +64,8 @@ pub enum Command {
     Snap(SnapArguments),
     /// Tells what two files compile to differently.
     Diff(DiffArguments),
+    /// Lists the modes of every layer, which stages take which, and what stands against faster ones.
+    Modes(ModesArguments),
     /// Draws the timeline of a step.
     Show(ShowArguments),
     /// Trains the model.
@@ -161,6 +163,14 @@ pub enum Emit {
     Program,
     /// The simulated timeline as JSON.
     Timeline,
+}
+
+/// `pipec modes`.
+#[derive(Debug, Args)]
+pub struct ModesArguments {
+    /// What to compile.
+    #[command(flatten)]
+    pub input: Input,
 }
 
 /// `pipec simulate`.

@@ -7,6 +7,7 @@ mod diff;
 mod explain;
 mod fmt;
 pub(crate) mod load;
+mod modes;
 mod profile;
 mod run;
 mod schedule;
@@ -92,6 +93,7 @@ pub fn execute(command: &Command, reporter: Reporter) -> Result<(), Failure> {
         Command::Simulate(arguments) => simulate::execute(arguments, reporter),
         Command::Snap(arguments) => snap::execute(arguments, reporter),
         Command::Diff(arguments) => diff::execute(arguments, reporter),
+        Command::Modes(arguments) => modes::execute(arguments, reporter),
         Command::Show(arguments) => show::execute(arguments, reporter),
         Command::Run(arguments) => run::execute(arguments, reporter),
         Command::Profile(arguments) => profile::execute(arguments, reporter),

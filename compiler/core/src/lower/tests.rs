@@ -9,7 +9,8 @@ use crate::plan::plan;
 use crate::rewrite::{Rates, fastest};
 use crate::schedule::order;
 use crate::spec::{
-    Cluster, Cut, DeviceKind, Model, Node, Optimizer, Pipeline, Recompute, Schedule as Policy, Train, Wire,
+    Cluster, Cut, DeviceKind, Model, Node, Offload, Optimizer, Pipeline, Recompute, Schedule as Policy,
+    Train, Wire,
 };
 use pipec_program::id::Id;
 use pipec_program::{

@@ -1,6 +1,6 @@
 //! What is said to the user where there is no program.
 
-use super::{Error, Task, compiled};
+use super::{Error, Means, Task, compiled};
 use crate::rewrite::NotSliceable;
 use crate::search;
 use crate::spec::{Origins, Recompute, Spec};
@@ -55,7 +55,9 @@ pub(super) fn advised(task: Task<'_>, diagnostic: Diagnostic) -> Diagnostic {
     if !task.advise {
         return diagnostic;
     }
-    let compiles = |spec: &Spec| compiled(spec, task.origins, task.inputs, false, &mut ()).is_ok();
+    let compiles = |spec: &Spec| {
+        compiled(spec, task.origins, task.inputs, Means { advise: false, modes: None }, &mut ()).is_ok()
+    };
     let schedule = |spec: &Spec| {
         let free = !search::is_limited(spec.pipeline.schedule);
         free.then(|| search::fitting(spec, compiles))

@@ -2,6 +2,7 @@
 
 mod choose;
 mod complain;
+mod reasons;
 
 use crate::graph::{self, Graphs, graphs};
 use crate::lower::functions::Wanted;
@@ -19,6 +20,8 @@ use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
 use pipec_program::{Bytes, DeviceId, Program, Verified, Violations, verify};
 use std::fmt;
+
+pub use reasons::{Better, Reason};
 
 /// What came out of a spec.
 #[derive(Clone, Debug)]
@@ -130,15 +133,38 @@ pub fn compile(
     inputs: &str,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
-    compiled(spec, origins, inputs, true, observer)
+    compiled(spec, origins, inputs, Means { advise: true, modes: None }, observer)
 }
 
-/// Compiles a spec; `advise`: where memory does not suffice, a schedule is looked for that fits.
+/// Compiles a spec with its pieces in modes that are given, one for each, whatever `recompute` and `offload` say. Those on the
+/// front of a layer that offload are there only if the spec offloads anything.
+///
+/// # Errors
+/// As [`compile`].
+pub fn compile_in(
+    spec: &Spec,
+    origins: &Origins,
+    modes: &[ModeId],
+    observer: &mut dyn Observer,
+) -> Result<Compiled, Error> {
+    compiled(spec, origins, "", Means { advise: false, modes: Some(modes) }, observer)
+}
+
+/// How a spec is compiled.
+#[derive(Clone, Copy)]
+struct Means<'a> {
+    /// Whether something is looked for that fits where memory does not suffice.
+    advise: bool,
+    /// The modes of all pieces, if they are given.
+    modes: Option<&'a [ModeId]>,
+}
+
+/// Compiles a spec in some way.
 fn compiled(
     spec: &Spec,
     origins: &Origins,
     inputs: &str,
-    advise: bool,
+    Means { advise, modes: given }: Means<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
     let graphs = graphs(&spec.model, spec.train.precision);
@@ -151,10 +177,15 @@ fn compiled(
         .map_err(|error| not_sliceable(&error, spec, origins))?;
     observer.stage(Stage::Layers(&layers));
     let task = Task { spec, origins, layers: &layers, lengths: &lengths, inputs, advise };
-    let Fitted { laid, order, schedule, lowered } = match (&spec.pipeline.recompute, spec.pipeline.offload) {
-        (Recompute::Auto, _) | (_, Offload::Auto) => chosen(task, observer)?,
-        (recompute @ (Recompute::Every(_) | Recompute::Layers(_)), offload) => {
-            let modes = modes(&layers, &spec.model, recompute, offload);
+    let (recompute, offload) = (&spec.pipeline.recompute, spec.pipeline.offload);
+    let is_open = *recompute == Recompute::Auto || offload == Offload::Auto;
+    let modes = match given {
+        Some(given) => Some(given.to_vec()),
+        None => (!is_open).then(|| modes(&layers, &spec.model, recompute, offload)),
+    };
+    let Fitted { laid, order, schedule, lowered } = match modes {
+        None => chosen(task, observer)?,
+        Some(modes) => {
             let laid = lay(task, &modes, None, observer)?;
             fit(task, laid, observer).map_err(|lack| lack.error(task))?
         }

@@ -5,6 +5,7 @@ mod documents;
 mod examples;
 mod faults;
 mod library;
+mod memory;
 mod models;
 mod rules;
 mod support;

@@ -1,6 +1,6 @@
 //! `docs/rules.md`: the table of rules, and what they make of the layers of shipped models.
 
-use super::support::{repository, settle, spec};
+use super::support::{filled, repository, settle, spec};
 use pipec_compiler::graph::graphs;
 use pipec_compiler::mode::Extent;
 use pipec_compiler::rewrite::{Rates, layer, rules};
@@ -20,14 +20,6 @@ const MODELS: &[&str] = &[
     "gemma_7b",
     "phi2",
 ];
-
-/// The text between two marks.
-fn filled(page: &str, mark: &str, text: &str) -> String {
-    let (open, close) = (format!("<!-- {mark} -->\n"), format!("<!-- /{mark} -->"));
-    let start = page.find(&open).unwrap_or_else(|| panic!("{PAGE} has no `{mark}`")) + open.len();
-    let end = start + page[start..].find(&close).unwrap_or_else(|| panic!("`{mark}` has no end"));
-    format!("{}{text}{}", &page[..start], &page[end..])
-}
 
 fn table() -> String {
     let mut text = String::new();

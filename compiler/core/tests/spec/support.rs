@@ -105,6 +105,14 @@ pub(crate) fn settle(path: &str, page: &str, expected: &str) {
     }
 }
 
+/// A page with another text between two marks.
+pub(crate) fn filled(page: &str, mark: &str, text: &str) -> String {
+    let (open, close) = (format!("<!-- {mark} -->\n"), format!("<!-- /{mark} -->"));
+    let start = page.find(&open).unwrap_or_else(|| panic!("the page has no `{mark}`")) + open.len();
+    let end = start + page[start..].find(&close).unwrap_or_else(|| panic!("`{mark}` has no end"));
+    format!("{}{text}{}", &page[..start], &page[end..])
+}
+
 /// Resolves one text without a fault.
 pub(crate) fn spec(text: &str) -> Resolution {
     match resolve_text(text) {
