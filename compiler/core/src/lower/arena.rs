@@ -42,6 +42,8 @@ pub(super) struct Fixed {
     pub(super) norm: Option<View>,
     pub(super) factor: Option<View>,
     pub(super) workspace: Option<View>,
+    /// What is computed again for one unit.
+    pub(super) recomputed: Option<View>,
 }
 
 /// The state and the gradients of a stage.
@@ -148,7 +150,10 @@ impl Buffers {
             fixed.factor = data("factor", Bytes(4));
         }
         let workspace = takes(Region::Workspace).unwrap_or_default();
+        let recomputed = takes(Region::Recomputed).unwrap_or_default();
         fixed.workspace = self.add(device, format!("workspace_{device}"), workspace, Category::Workspace);
+        fixed.recomputed =
+            self.add(device, format!("recomputed_{device}"), recomputed, Category::Activations);
         self.fixed[device] = fixed;
     }
 

@@ -24,10 +24,14 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// Makes the functions of every distinct shape once, under the name of its first stage.
-    pub fn new(model: &Model, forms: &Forms, plan: &Plan, wanted: Wanted) -> Self {
+    /// Makes the functions of every distinct shape once, under the name of its first stage. What the stages of `apart` compute again is
+    /// a pass of its own, if their backward passes are in one.
+    pub fn new(model: &Model, forms: &Forms, plan: &Plan, wanted: Wanted, apart: &BTreeSet<StageId>) -> Self {
         let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
             plan.stages.values().map(|stage| Shape::new(model, forms, stage.pieces.clone())).collect();
+        for &stage in apart {
+            shapes[stage].0.apart = true;
+        }
         // Stages that share a parameter on their device see windows, each its own.
         let sharing: Vec<&Vec<StageId>> = plan
             .devices
@@ -47,6 +51,7 @@ impl Stages {
         for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
                 let pieces = plan.stages[id].pieces.clone();
+                let wanted = Wanted { recompute: apart.contains(&id), ..wanted };
                 stages.shapes.push(stage_functions(model, forms, pieces, &id.to_string(), wanted));
                 stages.shapes.len() - 1
             });
@@ -91,6 +96,8 @@ struct Shape {
     random: Option<u64>,
     /// The stage, if it has a window of its own.
     alone: Option<StageId>,
+    /// Whether what is computed again is a pass of its own.
+    apart: bool,
 }
 
 impl Shape {
@@ -109,7 +116,7 @@ impl Shape {
                 used.len() - 1
             }));
         }
-        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None }, used)
+        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None, apart: false }, used)
     }
 }
 

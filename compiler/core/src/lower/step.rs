@@ -266,6 +266,9 @@ impl<'a> Emission<'a> {
     /// Runs a step once its messages are there, and sends what it makes. A pair is one call: it waits for the messages of
     /// both its passes, and both messages leave after it.
     fn step(&mut self, step: Step) {
+        if let Step::Pass(Pass::BW, unit) = step {
+            self.recompute(unit);
+        }
         let calls = match step {
             Step::Pass(pass, unit) => vec![self.call(pass, unit, None)],
             Step::Product(unit, part) => vec![self.call(Pass::W, unit, Some(part))],
@@ -300,6 +303,21 @@ impl<'a> Emission<'a> {
             let position = self.queues.push(queue, Instruction::Send { channel, view, work });
             self.moved[held as usize] = Some((queue, position));
         }
+    }
+
+    /// Computes again what the backward pass of a unit needs, where that is a pass of its own: before the gradient is there.
+    fn recompute(&mut self, unit: Unit) {
+        let Context { stages, .. } = self.context;
+        if stages.passes(unit.stage, unit.slice).backward.recompute.is_none() {
+            return;
+        }
+        let call = self.call(Pass::R, unit, None);
+        for &held in &call.reads {
+            if let Some((queue, position)) = self.moved[held as usize] {
+                self.queues.wait(COMPUTE, queue, position);
+            }
+        }
+        self.pass(&call);
     }
 
     /// Copies what a forward pass has made to the host, once that pass is over.
@@ -379,7 +397,8 @@ impl<'a> Emission<'a> {
         let backward = &of.backward;
         let call = match (pass, part) {
             (Pass::F, _) => Some((&of.forward, ids.forward)),
-            (Pass::BW | Pass::R, _) => backward.fused.as_ref().zip(ids.fused),
+            (Pass::R, _) => backward.recompute.as_ref().zip(ids.recompute),
+            (Pass::BW, _) => backward.fused.as_ref().zip(ids.fused),
             (Pass::B, _) => backward.inputs.as_ref().zip(ids.inputs),
             (Pass::W, None) => backward.weights.as_ref().zip(ids.weights),
             (Pass::W, Some(part)) => {
@@ -400,7 +419,8 @@ impl<'a> Emission<'a> {
                 [held.input_gradient, if pass == Pass::B { held.pending } else { None }, None, None],
                 held.input_gradient.zip(self.outgoing(unit.stage, unit.slice, 1)),
             ),
-            Pass::W | Pass::R => ([None; 2], [None; 4], None),
+            Pass::R => ([None, held.fetched], [None; 4], None),
+            Pass::W => ([None; 2], [None; 4], None),
         };
         let mut writes: Vec<Held> = writes.into_iter().flatten().collect();
         // The last slice that sees a state makes the sum of its gradients.
@@ -447,6 +467,7 @@ impl<'a> Emission<'a> {
             Region::Held => tensor(held.held),
             Region::Stored => tensor(held.stored),
             Region::Fetched => tensor(held.fetched),
+            Region::Recomputed => self.fixed.recomputed.map(|view| part(view, Bytes::ZERO, bytes)),
             Region::Output => tensor(held.output),
             Region::OutputGradient => tensor(held.output_gradient),
             Region::InputGradient => tensor(held.input_gradient),
@@ -561,6 +582,7 @@ impl<'a> Emission<'a> {
             | Region::Held
             | Region::Stored
             | Region::Fetched
+            | Region::Recomputed
             | Region::Output
             | Region::Loss
             | Region::OutputGradient

@@ -31,6 +31,7 @@ pub(super) struct FunctionTable {
 #[derive(Clone, Debug)]
 pub(super) struct PassIds {
     pub(super) forward: FunctionId,
+    pub(super) recompute: Option<FunctionId>,
     pub(super) fused: Option<FunctionId>,
     pub(super) inputs: Option<FunctionId>,
     pub(super) weights: Option<FunctionId>,
@@ -75,6 +76,7 @@ impl FunctionTable {
         let mut id = |function: &StageFunction| call(function.clone()).id;
         let mut of_slice = |functions: &SliceFunctions| PassIds {
             forward: id(&functions.forward),
+            recompute: functions.backward.recompute.as_ref().map(&mut id),
             fused: functions.backward.fused.as_ref().map(&mut id),
             inputs: functions.backward.inputs.as_ref().map(&mut id),
             weights: functions.backward.weights.as_ref().map(&mut id),

@@ -16,6 +16,7 @@ use pipec_program::id::Id;
 use pipec_program::{
     BytesPerSecond, Costs, FlopsPerSecond, LearningRate, Mask, Nanos, Verified, simulate, verify,
 };
+use std::collections::BTreeSet;
 
 /// A pipeline of a model on CPUs of 1 GiB.
 fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: Policy) -> Spec {
@@ -83,7 +84,7 @@ fn lowered(spec: &Spec) -> Lowered {
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule));
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeSet::new());
     assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
 }
@@ -190,7 +191,11 @@ fn alike_stages_share_functions() {
         let spec = spec(model, 4, 1, 4, Policy::OneFOneB);
         let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
         let plan = plan(&spec, &forms, &Origins::default()).unwrap();
-        Stages::new(&spec.model, &forms, &plan, Wanted::default()).shape.values().copied().collect::<Vec<_>>()
+        Stages::new(&spec.model, &forms, &plan, Wanted::default(), &BTreeSet::new())
+            .shape
+            .values()
+            .copied()
+            .collect::<Vec<_>>()
     };
     assert_eq!(functions(llama(8, false)), [0, 1, 1, 2]);
     assert_eq!(functions(gpt(8)), [0, 1, 2, 3]);
@@ -230,7 +235,7 @@ fn refusal(change: fn(&mut Spec)) -> String {
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule));
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeSet::new());
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
         LowerError::Memory { diagnostic, lacking: _ } => {
             let help = diagnostic.help.as_deref().unwrap_or_default();

@@ -293,7 +293,7 @@ pub struct Form {
     pub input_gradients: Vec<ValueId>,
     /// The forward pass.
     pub forward: Vec<Kernel>,
-    /// Both backward passes in one order: the kernels of [`Phase::B`] alone are the input gradient.
+    /// Both backward passes in one order: the kernels of [`Phase::R`] and [`Phase::B`] alone are the input gradient.
     pub backward: Vec<(Phase, Kernel)>,
     /// The keys and values that queries of later slices read, in the order of the attentions; empty where no slice
     /// follows.
@@ -312,6 +312,8 @@ pub const SEED: ScalarId = ScalarId(1);
 /// Which backward pass a kernel belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
+    /// What is computed again of the forward pass: part of the pass with respect to inputs, and independent of all gradients.
+    R,
     /// With respect to inputs; also the gradients of norms and positions, which are small.
     B,
     /// With respect to weights: products, each with the gradient of its bias, and the gradients of tables.

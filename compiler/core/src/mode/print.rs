@@ -54,6 +54,7 @@ fn write(text: &mut String, form: &Form) -> std::fmt::Result {
     }
     for (phase, kernel) in &form.backward {
         let pass = match phase {
+            Phase::R => "R",
             Phase::B => "B",
             Phase::W => "W",
         };

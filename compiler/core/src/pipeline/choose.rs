@@ -1,15 +1,16 @@
 //! `recompute: auto` and `offload: auto`: orders and modes in turn, and what the program lacks kept free the next time.
 
-use super::{EVERYTHING, Error, Fitted, Lack, Observer, Task, fit, lay, ordered, proved};
+use super::{EVERYTHING, Error, Fitted, Lack, Laid, Observer, Task, fit, lay, ordered, proved};
 use crate::lower::functions::Wanted;
-use crate::mode::ModeId;
+use crate::lower::{LowerError, Stages, lower};
+use crate::mode::{ModeId, Phase};
 use crate::plan::Plan;
-use crate::schedule::{Policy, Schedule, execute, peaks};
+use crate::schedule::{Policy, Schedule, Step, execute, peaks};
 use crate::search;
 use crate::search::modes::{Allowed, Chosen, Ordered, Pace, Prices, Room};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::simulate::simulate;
-use pipec_program::{Bytes, Costs, DeviceId, Nanos};
+use pipec_program::{Bytes, Costs, DeviceId, Nanos, Program, StageId};
 use std::collections::BTreeSet;
 
 /// The order and the program in the modes whose step is shortest in simulation.
@@ -33,6 +34,7 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
             match fit(task, lay(task, &chosen.modes, Some(&plan), &mut ())?, &mut ()) {
                 Ok(fitted) => {
                     fitting += 1;
+                    let fitted = apart(task, fitted)?;
                     let program = proved(fitted.lowered.program)?;
                     let time = simulate(&program, &Costs::roofline(&program)).makespan();
                     if best.as_ref().is_none_or(|(least, ..)| time < *least) {
@@ -59,7 +61,46 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
         None => (allowed.least(), None),
     };
     let laid = lay(task, &modes, cut, observer)?;
-    fit(task, laid, observer).map_err(|lack| lack.error(task))
+    let fitted = fit(task, laid, observer).map_err(|lack| lack.error(task))?;
+    apart(task, fitted)
+}
+
+/// The same with what is computed again as passes of their own, where memory is left for what they make: such a pass runs right before
+/// the backward pass, and while that would wait for its gradient.
+fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
+    let Task { spec, origins, inputs, .. } = task;
+    let Laid { forms, plan, wanted, .. } = &fitted.laid;
+    let is_paired = |step: &Step| matches!(step, Step::Pair { .. });
+    if wanted.splits() || fitted.order.devices.values().flatten().any(is_paired) {
+        return Ok(fitted);
+    }
+    let repeats = |piece: usize| forms.first(piece).backward.iter().any(|(phase, _)| *phase == Phase::R);
+    let repeating = plan.stages.iter().filter(|(_, stage)| stage.pieces.clone().any(repeats));
+    let mut stages: BTreeSet<StageId> = repeating.map(|(stage, _)| stage).collect();
+    while !stages.is_empty() {
+        let functions = Stages::new(&spec.model, forms, plan, *wanted, &stages);
+        match lower(spec, origins, plan, &functions, &fitted.schedule, inputs) {
+            Ok(lowered) if search::over(spec.pipeline.schedule, &lowered.arenas).is_none() => {
+                let time = |program: &Program| -> Result<Nanos, Error> {
+                    let program = proved(program.clone())?;
+                    Ok(simulate(&program, &Costs::roofline(&program)).makespan())
+                };
+                if time(&lowered.program)? < time(&fitted.lowered.program)? {
+                    (fitted.laid.stages, fitted.lowered) = (functions, lowered);
+                }
+                break;
+            }
+            Err(LowerError::Memory { lacking, .. }) => {
+                let before = stages.len();
+                stages.retain(|&stage| lacking[plan.stages[stage].device] == Bytes::ZERO);
+                if stages.len() == before {
+                    break;
+                }
+            }
+            Ok(_) | Err(_) => break,
+        }
+    }
+    Ok(fitted)
 }
 
 /// Modes with their cut and the time of a step.

@@ -43,9 +43,9 @@ impl Times {
                 };
                 let passes = [
                     form.forward.clone(),
-                    backward(&[Phase::B]),
+                    backward(&[Phase::R, Phase::B]),
                     backward(&[Phase::W]),
-                    backward(&[Phase::B, Phase::W]),
+                    backward(&[Phase::R, Phase::B, Phase::W]),
                 ];
                 passes.map(|kernels| functions.push(function(form, kernels)))
             };

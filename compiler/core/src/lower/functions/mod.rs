@@ -64,6 +64,8 @@ pub struct SliceFunctions {
 /// The backward pass, whole and in parts, as far as the schedule asks for them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Backward {
+    /// What is computed again, where that is a pass of its own.
+    pub recompute: Option<StageFunction>,
     /// Both backward passes in one. It may use the saved bytes as scratch once it has read them.
     pub fused: Option<StageFunction>,
     /// The pass with respect to inputs. It also adds to the gradients of norms, which are small.
@@ -83,13 +85,15 @@ pub struct Wanted {
     pub weights: bool,
     /// The weight gradients of a unit in so many parts.
     pub parts: Option<u16>,
+    /// What is computed again as a pass of its own, right before both passes in one.
+    pub recompute: bool,
 }
 
 impl Wanted {
     /// What schedules may ask for that use some passes, where a stage has so many products of weight gradients at most.
     pub fn of(uses: Uses, products: u16) -> Self {
         let parts = uses.products.then_some(products.max(1));
-        Self { fused: uses.whole, weights: uses.split, parts }
+        Self { fused: uses.whole, weights: uses.split, parts, recompute: false }
     }
 
     /// What a schedule asks for.
@@ -115,20 +119,26 @@ impl Wanted {
 impl SliceFunctions {
     /// All functions, in the order in which programs list them.
     pub fn all(&self) -> impl Iterator<Item = &StageFunction> {
-        let Backward { fused, inputs, weights, parts } = &self.backward;
-        [&self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(parts)
+        let Backward { recompute, fused, inputs, weights, parts } = &self.backward;
+        [&self.forward].into_iter().chain(recompute).chain(fused).chain(inputs).chain(weights).chain(parts)
     }
 
     /// All functions, to be changed.
     pub(crate) fn all_mut(&mut self) -> impl Iterator<Item = &mut StageFunction> {
-        let Backward { fused, inputs, weights, parts } = &mut self.backward;
-        [&mut self.forward].into_iter().chain(fused).chain(inputs).chain(weights).chain(parts)
+        let Backward { recompute, fused, inputs, weights, parts } = &mut self.backward;
+        [&mut self.forward]
+            .into_iter()
+            .chain(recompute)
+            .chain(fused)
+            .chain(inputs)
+            .chain(weights)
+            .chain(parts)
     }
 
-    /// The function of a backward pass: both passes, or that with respect to inputs.
+    /// The functions of a backward pass: both passes, or that with respect to inputs; and what is computed again for it.
     pub fn backward(&self) -> impl Iterator<Item = &StageFunction> {
-        let Backward { fused, inputs, .. } = &self.backward;
-        fused.iter().chain(inputs)
+        let Backward { recompute, fused, inputs, .. } = &self.backward;
+        recompute.iter().chain(fused).chain(inputs)
     }
 
     /// The functions of the weight gradients, if they stand alone.
@@ -185,6 +195,8 @@ pub enum Region {
     Stored,
     /// The same when it has come back.
     Fetched,
+    /// What is computed again, where that is a pass of its own.
+    Recomputed,
     /// The message to the stage after.
     Output,
     /// The loss of the micro-batch.
@@ -230,6 +242,7 @@ impl Region {
             Self::Held => "held",
             Self::Stored => "stored",
             Self::Fetched => "fetched",
+            Self::Recomputed => "recomputed",
             Self::Output => "output",
             Self::Loss => "loss",
             Self::OutputGradient => "output_gradient",

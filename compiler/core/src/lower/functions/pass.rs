@@ -114,6 +114,7 @@ impl Pass {
             Region::Gradients => Access::Accumulate,
             Region::Saved | Region::Held | Region::Stored => made_by(program::Pass::F),
             Region::Pending => made_by(program::Pass::B),
+            Region::Recomputed => made_by(program::Pass::R),
             Region::PrefixGradient(_) if self.adds_to(region) => Access::Update,
             Region::Output
             | Region::Loss
@@ -231,7 +232,7 @@ impl Pass {
                         && last[from.0] == time
                         && !taken.contains(&from);
                     let preference = match (self.storages[from.0], place_of_result) {
-                        (Some((Region::Saved, _)), None) if self.pass != program::Pass::F => 0,
+                        (Some((Region::Saved, _)), None) if self.may_spoil() => 0,
                         (None, _) => 1,
                         (Some(_), _) => return None,
                     };
@@ -247,6 +248,14 @@ impl Pass {
             }
         }
         merged
+    }
+
+    /// Whether what was saved is not needed after the pass.
+    fn may_spoil(&self) -> bool {
+        match self.pass {
+            program::Pass::F | program::Pass::R => false,
+            program::Pass::B | program::Pass::W | program::Pass::BW => true,
+        }
     }
 
     /// Places the temporaries and returns the size of the workspace.

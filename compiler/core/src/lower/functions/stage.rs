@@ -150,6 +150,9 @@ struct Passes<'a> {
     /// The places of the values that go to the host and come back.
     stored: BTreeMap<Home, Bytes>,
     stored_end: Bytes,
+    /// The places of the values that are computed again in a pass of their own.
+    recomputed: BTreeMap<Home, Bytes>,
+    recomputed_end: Bytes,
     /// The places of the gradients that the pass over weights reads, in `pending`.
     pending: BTreeMap<Home, Bytes>,
     pending_end: Bytes,
@@ -196,10 +199,15 @@ impl<'a> Passes<'a> {
             held_end: Bytes::ZERO,
             stored: BTreeMap::new(),
             stored_end: Bytes::ZERO,
+            recomputed: BTreeMap::new(),
+            recomputed_end: Bytes::ZERO,
             pending: BTreeMap::new(),
             pending_end: Bytes::ZERO,
         };
         passes.place_kept(wanted.splits());
+        if wanted.recompute && wanted.fused && !wanted.splits() {
+            passes.place_recomputed();
+        }
         passes
     }
 
@@ -212,23 +220,28 @@ impl<'a> Passes<'a> {
         let splits = wanted.splits();
         let products = self.products();
         let mut backward = Backward::default();
+        if !self.recomputed.is_empty() {
+            let pass = self.backward(program::Pass::R, |phase, _| phase == Phase::R);
+            backward.recompute = Some(pass.finish(&format!("recompute_{name}")));
+        }
         if wanted.fused {
-            backward.fused =
-                Some(self.backward(program::Pass::BW, |_| true).finish(&format!("backward_{name}")));
+            let takes = |phase, _| phase != Phase::R || self.recomputed.is_empty();
+            let pass = self.backward(program::Pass::BW, takes);
+            backward.fused = Some(pass.finish(&format!("backward_{name}")));
         }
         if splits {
-            let pass = self.backward(program::Pass::B, |product| product.is_none());
+            let pass = self.backward(program::Pass::B, |_, product| product.is_none());
             backward.inputs = Some(pass.finish(&format!("inputs_{name}")));
         }
         if wanted.weights {
-            let pass = self.backward(program::Pass::W, |product| product.is_some());
+            let pass = self.backward(program::Pass::W, |_, product| product.is_some());
             backward.weights = Some(pass.finish(&format!("weights_{name}")));
         }
         if let Some(parts) = wanted.parts {
             let count = products.last().map_or(0, |last| last + 1);
             let part_of = |product: usize| product * usize::from(parts) / count.max(usize::from(parts));
             let function = |part: u16| -> StageFunction {
-                let takes = |product: Option<usize>| product.map(part_of) == Some(usize::from(part));
+                let takes = |_, product: Option<usize>| product.map(part_of) == Some(usize::from(part));
                 self.backward(program::Pass::W, takes).finish(&format!("weights_{name}_w{part}"))
             };
             backward.parts = (0..parts).map(function).collect();
@@ -340,6 +353,31 @@ impl<'a> Passes<'a> {
         (self.pending, self.pending_end) = (pending, pending_end);
     }
 
+    /// Places what kernels that compute again make and others read.
+    fn place_recomputed(&mut self) {
+        let mut read: BTreeSet<Home> = BTreeSet::new();
+        let mut made: BTreeMap<Home, Bytes> = BTreeMap::new();
+        for (position, part) in self.pieces.iter().enumerate() {
+            for (phase, kernel) in &part.form.backward {
+                let home = |value: ValueId| self.home(position, part.form.origin(value));
+                if *phase == Phase::R {
+                    let outputs = kernel.outputs.iter().map(|output| output.value);
+                    made.extend(
+                        outputs
+                            .map(|value| (home(value), part.form.values[part.form.origin(value)].ty.bytes())),
+                    );
+                } else {
+                    read.extend(kernel.inputs.iter().map(|&value| home(value)));
+                }
+            }
+        }
+        for (home, bytes) in made.into_iter().filter(|(home, _)| read.contains(home)) {
+            let place = self.recomputed_end.align_up(super::layout::ALIGNMENT);
+            self.recomputed_end = place + bytes;
+            self.recomputed.insert(home, place);
+        }
+    }
+
     /// The type of a value of the forward pass.
     fn type_of(&self, home: Home) -> Option<&TensorType> {
         match home {
@@ -426,8 +464,8 @@ impl<'a> Passes<'a> {
         pass
     }
 
-    /// A backward pass with the kernels that it takes: of each the product that it is a part of is asked for.
-    fn backward(&self, which: program::Pass, takes: impl Fn(Option<usize>) -> bool) -> Pass {
+    /// A backward pass with the kernels that it takes, by phase and by the product that a kernel is a part of.
+    fn backward(&self, which: program::Pass, takes: impl Fn(Phase, Option<usize>) -> bool) -> Pass {
         let mut pass = self.pass(which);
         let mut places: BTreeMap<Home, StorageId> = BTreeMap::new();
         for (&home, &(region, place)) in &self.saved {
@@ -439,6 +477,9 @@ impl<'a> Passes<'a> {
         for (number, &(_, place)) in self.output.iter().enumerate() {
             places.insert(Home::OutputGradient(number), pass.fixed(Region::OutputGradient, place));
         }
+        for (&home, &place) in &self.recomputed {
+            places.insert(home, pass.fixed(Region::Recomputed, place));
+        }
         if which != program::Pass::BW {
             for (&home, &place) in &self.pending {
                 places.insert(home, pass.fixed(Region::Pending, place));
@@ -448,7 +489,7 @@ impl<'a> Passes<'a> {
         for (position, part) in self.pieces.iter().enumerate().rev() {
             for (phase, kernel) in &part.form.backward {
                 let product = if *phase == Phase::W { products.next() } else { None };
-                if !takes(product) {
+                if !takes(*phase, product) {
                     continue;
                 }
                 let operand = |pass: &mut Pass, value: ValueId| {
@@ -464,7 +505,7 @@ impl<'a> Passes<'a> {
                 append(&mut pass, kernel, part.sites, operand);
             }
         }
-        if which == program::Pass::W {
+        if matches!(which, program::Pass::W | program::Pass::R) {
             return pass;
         }
         // The gradients of the input are made where they go out; what stands elsewhere already is copied.
@@ -524,6 +565,7 @@ impl<'a> Passes<'a> {
             (Region::Held, self.held_end),
             (Region::Stored, self.stored_end),
             (Region::Fetched, self.stored_end),
+            (Region::Recomputed, self.recomputed_end),
             (Region::Pending, self.pending_end),
             (Region::StateGradient, self.states[self.slice].end),
             (Region::Output, end(&self.output)),
