@@ -9,7 +9,9 @@ use pipec_compiler::spec::{
 use pipec_program::id::Id;
 use pipec_program::memory::memory;
 use pipec_program::simulate::simulate;
-use pipec_program::{Bytes, Category, Costs, FlopsPerSecond, Instruction, Program, QueueKind, Space};
+use pipec_program::{
+    Bytes, Category, Costs, FlopsPerSecond, Instruction, Pass, Program, QueueKind, Space, Work,
+};
 use pipec_runtime::engine::Options;
 use pipec_tests::{Kind, compile, engine, losses, replan, resolve, run};
 use std::sync::Arc;
@@ -217,4 +219,43 @@ fn auto_fits_and_is_never_slower_than_a_uniform_choice() {
             }
         }
     }
+}
+
+/// Where memory is left, what is computed again is computed while the backward pass waits for its gradient: the same bits, and no
+/// byte more than was planned.
+#[test]
+fn recomputation_moves_into_idle_time_where_memory_is_left() {
+    let Resolution { spec, origins, .. } = resolve("examples/reference/tiny_b.pipe");
+    let mut found = 0;
+    for schedule in [Schedule::OneFOneB, Schedule::GPipe, schedules()[2]] {
+        let most = |level| {
+            let compiled =
+                compile(&staged(&spec, schedule, Recompute::Every(level), Offload::None), &origins).unwrap();
+            compiled.arenas.values().map(|arena| arena.end.0).max().unwrap_or(0)
+        };
+        let (large, small) = (most(Level::None), most(Level::Full));
+        let kept = losses(&replan(&spec, 2, schedule, Cut::Balanced), &origins, Kind::Cpu, 2);
+        for part in 1..8 {
+            let mut spec = staged(&spec, schedule, Recompute::Auto, Offload::None);
+            let memory = Bytes(small + (large - small) * part / 8);
+            spec.cluster.nodes.iter_mut().for_each(|node| node.device.memory = memory);
+            let program = Arc::new(compile(&spec, &origins).unwrap().program);
+            let is_again = |instruction: &Instruction| {
+                matches!(instruction, Instruction::Run { work: Work::Pass(Pass::R, _), .. })
+            };
+            if !program.queues.values().flat_map(|queue| &queue.instructions).any(is_again) {
+                continue;
+            }
+            found += 1;
+            let mut engine = engine(&program, Kind::Cpu, Options { paint: true });
+            let seen: Vec<f64> = run(&mut engine, 2).iter().map(|metrics| metrics.loss).collect();
+            assert_eq!(seen, kept, "{schedule:?} in {memory}");
+            let touched = engine.touched();
+            for ((device, space), planned) in engine.arena_bytes() {
+                let high_water = touched[&(device, space)].high_water;
+                assert_eq!(high_water.align_up(64), planned.align_up(64), "{schedule:?} {device} {space:?}");
+            }
+        }
+    }
+    assert!(found > 0, "nothing was moved");
 }

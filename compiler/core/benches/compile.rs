@@ -12,7 +12,7 @@ use pipec_compiler::rewrite::{Rates, fastest};
 use pipec_compiler::schedule::{Policy, order};
 use pipec_compiler::spec::{Choice, Resolution, Sources, resolve};
 use pipec_program::{Costs, simulate, verify};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
@@ -95,7 +95,7 @@ fn row(schedule: &str, chunks: u32, devices: u32, micro_batches: u32, runs: usiz
         order(Policy::of(spec.pipeline.schedule).expect("a policy"), &problem)
             .unwrap_or_else(|error| panic!("{error}"))
     });
-    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&ordered), &BTreeSet::new());
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&ordered), &BTreeMap::new());
     let (lowering, lowered) = timed(runs, || lower(&spec, &origins, &plan, &stages, &ordered, ""));
     let program = lowered.unwrap_or_else(|error| panic!("{error}")).program;
     let instructions: usize = program.queues.values().map(|queue| queue.instructions.len()).sum();

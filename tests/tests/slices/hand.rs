@@ -38,7 +38,7 @@ impl Model {
         assert_eq!(spec.train.precision, DType::F64);
         let forms =
             fastest(&spec.model, &spec.train, lengths, Rates::of(spec)).expect("every layer can be sliced");
-        let wanted = Wanted { fused: true, weights: true, parts: None, recompute: false };
+        let wanted = Wanted { fused: true, weights: true, parts: None, recompute: 0 };
         let functions = stage_functions(&spec.model, &forms, 0..spec.model.pieces.len(), "model", wanted);
         let mut sizes: BTreeMap<(Region, Slice), Bytes> = BTreeMap::new();
         for (slice, passes) in functions.slices.iter() {

@@ -24,13 +24,19 @@ pub struct Stages {
 }
 
 impl Stages {
-    /// Makes the functions of every distinct shape once, under the name of its first stage. What the stages of `apart` compute again is
-    /// a pass of its own, if their backward passes are in one.
-    pub fn new(model: &Model, forms: &Forms, plan: &Plan, wanted: Wanted, apart: &BTreeSet<StageId>) -> Self {
+    /// Makes the functions of every distinct shape once, under the name of its first stage. Of the last so many pieces of the stages in
+    /// `apart`, what is computed again is a pass of its own, if the backward passes are in one.
+    pub fn new(
+        model: &Model,
+        forms: &Forms,
+        plan: &Plan,
+        wanted: Wanted,
+        apart: &BTreeMap<StageId, usize>,
+    ) -> Self {
         let mut shapes: IdVec<StageId, (Shape, Vec<ParameterId>)> =
             plan.stages.values().map(|stage| Shape::new(model, forms, stage.pieces.clone())).collect();
-        for &stage in apart {
-            shapes[stage].0.apart = true;
+        for (&stage, &pieces) in apart {
+            shapes[stage].0.apart = pieces;
         }
         // Stages that share a parameter on their device see windows, each its own.
         let sharing: Vec<&Vec<StageId>> = plan
@@ -51,7 +57,7 @@ impl Stages {
         for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
                 let pieces = plan.stages[id].pieces.clone();
-                let wanted = Wanted { recompute: apart.contains(&id), ..wanted };
+                let wanted = Wanted { recompute: apart.get(&id).copied().unwrap_or(0), ..wanted };
                 stages.shapes.push(stage_functions(model, forms, pieces, &id.to_string(), wanted));
                 stages.shapes.len() - 1
             });
@@ -96,8 +102,8 @@ struct Shape {
     random: Option<u64>,
     /// The stage, if it has a window of its own.
     alone: Option<StageId>,
-    /// Whether what is computed again is a pass of its own.
-    apart: bool,
+    /// Of how many pieces what is computed again is a pass of its own.
+    apart: usize,
 }
 
 impl Shape {
@@ -116,7 +122,7 @@ impl Shape {
                 used.len() - 1
             }));
         }
-        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None, apart: false }, used)
+        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None, apart: 0 }, used)
     }
 }
 

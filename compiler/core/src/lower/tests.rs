@@ -16,7 +16,7 @@ use pipec_program::id::Id;
 use pipec_program::{
     BytesPerSecond, Costs, FlopsPerSecond, LearningRate, Mask, Nanos, Verified, simulate, verify,
 };
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// A pipeline of a model on CPUs of 1 GiB.
 fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: Policy) -> Spec {
@@ -84,7 +84,7 @@ fn lowered(spec: &Spec) -> Lowered {
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeSet::new());
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeMap::new());
     assert_eq!(crate::schedule::verify(&problem, &schedule), []);
     lower(spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap()
 }
@@ -191,7 +191,7 @@ fn alike_stages_share_functions() {
         let spec = spec(model, 4, 1, 4, Policy::OneFOneB);
         let forms = fastest(&spec.model, &spec.train, &[spec.train.seq], Rates::of(&spec)).unwrap();
         let plan = plan(&spec, &forms, &Origins::default()).unwrap();
-        Stages::new(&spec.model, &forms, &plan, Wanted::default(), &BTreeSet::new())
+        Stages::new(&spec.model, &forms, &plan, Wanted::default(), &BTreeMap::new())
             .shape
             .values()
             .copied()
@@ -235,7 +235,7 @@ fn refusal(change: fn(&mut Spec)) -> String {
     let problem = plan.problem().unwrap();
     let schedule =
         order(crate::schedule::Policy::of(spec.pipeline.schedule).expect("a policy"), &problem).unwrap();
-    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeSet::new());
+    let stages = Stages::new(&spec.model, &forms, &plan, Wanted::by(&schedule), &BTreeMap::new());
     match lower(&spec, &Origins::default(), &plan, &stages, &schedule, "").unwrap_err() {
         LowerError::Memory { diagnostic, lacking: _ } => {
             let help = diagnostic.help.as_deref().unwrap_or_default();

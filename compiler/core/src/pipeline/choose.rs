@@ -4,14 +4,14 @@ use super::{EVERYTHING, Error, Fitted, Lack, Laid, Observer, Task, fit, lay, ord
 use crate::lower::functions::Wanted;
 use crate::lower::{LowerError, Stages, lower};
 use crate::mode::{ModeId, Phase};
-use crate::plan::Plan;
+use crate::plan::{Plan, Stage};
 use crate::schedule::{Policy, Schedule, Step, execute, peaks};
 use crate::search;
 use crate::search::modes::{Allowed, Chosen, Ordered, Pace, Prices, Room};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::simulate::simulate;
 use pipec_program::{Bytes, Costs, DeviceId, Nanos, Program, StageId};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The order and the program in the modes whose step is shortest in simulation.
 ///
@@ -74,11 +74,13 @@ fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
     if wanted.splits() || fitted.order.devices.values().flatten().any(is_paired) {
         return Ok(fitted);
     }
-    let repeats = |piece: usize| forms.first(piece).backward.iter().any(|(phase, _)| *phase == Phase::R);
-    let repeating = plan.stages.iter().filter(|(_, stage)| stage.pieces.clone().any(repeats));
-    let mut stages: BTreeSet<StageId> = repeating.map(|(stage, _)| stage).collect();
-    while !stages.is_empty() {
-        let functions = Stages::new(&spec.model, forms, plan, *wanted, &stages);
+    let repeats = |piece: &usize| forms.first(*piece).backward.iter().any(|(phase, _)| *phase == Phase::R);
+    // From the first piece that computes anything again: the backward pass starts with the last.
+    let pieces =
+        |(id, stage): (StageId, &Stage)| Some((id, stage.pieces.end - stage.pieces.clone().find(repeats)?));
+    let mut pieces: BTreeMap<StageId, usize> = plan.stages.iter().filter_map(pieces).collect();
+    while !pieces.is_empty() {
+        let functions = Stages::new(&spec.model, forms, plan, *wanted, &pieces);
         match lower(spec, origins, plan, &functions, &fitted.schedule, inputs) {
             Ok(lowered) if search::over(spec.pipeline.schedule, &lowered.arenas).is_none() => {
                 let time = |program: &Program| -> Result<Nanos, Error> {
@@ -91,11 +93,13 @@ fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
                 break;
             }
             Err(LowerError::Memory { lacking, .. }) => {
-                let before = stages.len();
-                stages.retain(|&stage| lacking[plan.stages[stage].device] == Bytes::ZERO);
-                if stages.len() == before {
+                let lacks = |stage: StageId| lacking[plan.stages[stage].device] > Bytes::ZERO;
+                if !pieces.keys().any(|&stage| lacks(stage)) {
                     break;
                 }
+                // Less of the stages on devices that lack memory.
+                pieces.iter_mut().filter(|(stage, _)| lacks(**stage)).for_each(|(_, count)| *count /= 2);
+                pieces.retain(|_, count| *count > 0);
             }
             Ok(_) | Err(_) => break,
         }

@@ -19,7 +19,7 @@ use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
 use pipec_program::{Bytes, DeviceId, Program, Verified, Violations, verify};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fmt;
 
 pub use reasons::{Better, Reason};
@@ -246,7 +246,7 @@ fn lay(
     observer.stage(Stage::Plan(&plan));
     let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
     let wanted = Wanted::of(uses, plan.products);
-    let stages = Stages::new(&spec.model, &forms, &plan, wanted, &BTreeSet::new());
+    let stages = Stages::new(&spec.model, &forms, &plan, wanted, &BTreeMap::new());
     observer.stage(Stage::Functions(&stages));
     let mut problem = lower::problem(spec, &plan, &stages).map_err(|error| refused(&error, origins))?;
     search::limit(spec, &plan, &mut problem);
@@ -304,7 +304,7 @@ fn fit(task: Task<'_>, mut laid: Laid, observer: &mut dyn Observer) -> Result<Fi
         let used = Wanted::by(&schedule);
         if laid.wanted != used {
             laid.wanted = used;
-            laid.stages = Stages::new(&spec.model, &laid.forms, &laid.plan, used, &BTreeSet::new());
+            laid.stages = Stages::new(&spec.model, &laid.forms, &laid.plan, used, &BTreeMap::new());
         }
         let (diagnostic, lacking) = match lower(spec, origins, &laid.plan, &laid.stages, &schedule, inputs) {
             Ok(lowered) => match search::over(spec.pipeline.schedule, &lowered.arenas) {

@@ -85,15 +85,15 @@ pub struct Wanted {
     pub weights: bool,
     /// The weight gradients of a unit in so many parts.
     pub parts: Option<u16>,
-    /// What is computed again as a pass of its own, right before both passes in one.
-    pub recompute: bool,
+    /// Of so many pieces, the last of the stage, what is computed again is a pass of its own, right before both passes in one.
+    pub recompute: usize,
 }
 
 impl Wanted {
     /// What schedules may ask for that use some passes, where a stage has so many products of weight gradients at most.
     pub fn of(uses: Uses, products: u16) -> Self {
         let parts = uses.products.then_some(products.max(1));
-        Self { fused: uses.whole, weights: uses.split, parts, recompute: false }
+        Self { fused: uses.whole, weights: uses.split, parts, recompute: 0 }
     }
 
     /// What a schedule asks for.

@@ -150,7 +150,9 @@ struct Passes<'a> {
     /// The places of the values that go to the host and come back.
     stored: BTreeMap<Home, Bytes>,
     stored_end: Bytes,
-    /// The places of the values that are computed again in a pass of their own.
+    /// The first piece whose values are computed again in a pass of their own; all later ones are such.
+    apart: usize,
+    /// The places of these values.
     recomputed: BTreeMap<Home, Bytes>,
     recomputed_end: Bytes,
     /// The places of the gradients that the pass over weights reads, in `pending`.
@@ -199,13 +201,15 @@ impl<'a> Passes<'a> {
             held_end: Bytes::ZERO,
             stored: BTreeMap::new(),
             stored_end: Bytes::ZERO,
+            apart: usize::MAX,
             recomputed: BTreeMap::new(),
             recomputed_end: Bytes::ZERO,
             pending: BTreeMap::new(),
             pending_end: Bytes::ZERO,
         };
         passes.place_kept(wanted.splits());
-        if wanted.recompute && wanted.fused && !wanted.splits() {
+        if wanted.fused && !wanted.splits() {
+            passes.apart = passes.pieces.len().saturating_sub(wanted.recompute);
             passes.place_recomputed();
         }
         passes
@@ -221,27 +225,27 @@ impl<'a> Passes<'a> {
         let products = self.products();
         let mut backward = Backward::default();
         if !self.recomputed.is_empty() {
-            let pass = self.backward(program::Pass::R, |phase, _| phase == Phase::R);
+            let pass = self.backward(program::Pass::R, |position, phase, _| self.is_apart(position, phase));
             backward.recompute = Some(pass.finish(&format!("recompute_{name}")));
         }
         if wanted.fused {
-            let takes = |phase, _| phase != Phase::R || self.recomputed.is_empty();
+            let takes = |position, phase, _| !self.is_apart(position, phase);
             let pass = self.backward(program::Pass::BW, takes);
             backward.fused = Some(pass.finish(&format!("backward_{name}")));
         }
         if splits {
-            let pass = self.backward(program::Pass::B, |_, product| product.is_none());
+            let pass = self.backward(program::Pass::B, |_, _, product| product.is_none());
             backward.inputs = Some(pass.finish(&format!("inputs_{name}")));
         }
         if wanted.weights {
-            let pass = self.backward(program::Pass::W, |_, product| product.is_some());
+            let pass = self.backward(program::Pass::W, |_, _, product| product.is_some());
             backward.weights = Some(pass.finish(&format!("weights_{name}")));
         }
         if let Some(parts) = wanted.parts {
             let count = products.last().map_or(0, |last| last + 1);
             let part_of = |product: usize| product * usize::from(parts) / count.max(usize::from(parts));
             let function = |part: u16| -> StageFunction {
-                let takes = |_, product: Option<usize>| product.map(part_of) == Some(usize::from(part));
+                let takes = |_, _, product: Option<usize>| product.map(part_of) == Some(usize::from(part));
                 self.backward(program::Pass::W, takes).finish(&format!("weights_{name}_w{part}"))
             };
             backward.parts = (0..parts).map(function).collect();
@@ -353,14 +357,19 @@ impl<'a> Passes<'a> {
         (self.pending, self.pending_end) = (pending, pending_end);
     }
 
-    /// Places what kernels that compute again make and others read.
+    /// Whether kernels of a piece belong to the pass that computes again.
+    fn is_apart(&self, position: usize, phase: Phase) -> bool {
+        phase == Phase::R && position >= self.apart
+    }
+
+    /// Places what kernels of the pass that computes again make and others read.
     fn place_recomputed(&mut self) {
         let mut read: BTreeSet<Home> = BTreeSet::new();
         let mut made: BTreeMap<Home, Bytes> = BTreeMap::new();
         for (position, part) in self.pieces.iter().enumerate() {
             for (phase, kernel) in &part.form.backward {
                 let home = |value: ValueId| self.home(position, part.form.origin(value));
-                if *phase == Phase::R {
+                if self.is_apart(position, *phase) {
                     let outputs = kernel.outputs.iter().map(|output| output.value);
                     made.extend(
                         outputs
@@ -464,8 +473,8 @@ impl<'a> Passes<'a> {
         pass
     }
 
-    /// A backward pass with the kernels that it takes, by phase and by the product that a kernel is a part of.
-    fn backward(&self, which: program::Pass, takes: impl Fn(Phase, Option<usize>) -> bool) -> Pass {
+    /// A backward pass with the kernels that it takes, by piece, phase and the product that a kernel is a part of.
+    fn backward(&self, which: program::Pass, takes: impl Fn(usize, Phase, Option<usize>) -> bool) -> Pass {
         let mut pass = self.pass(which);
         let mut places: BTreeMap<Home, StorageId> = BTreeMap::new();
         for (&home, &(region, place)) in &self.saved {
@@ -489,7 +498,7 @@ impl<'a> Passes<'a> {
         for (position, part) in self.pieces.iter().enumerate().rev() {
             for (phase, kernel) in &part.form.backward {
                 let product = if *phase == Phase::W { products.next() } else { None };
-                if !takes(*phase, product) {
+                if !takes(position, *phase, product) {
                     continue;
                 }
                 let operand = |pass: &mut Pass, value: ValueId| {

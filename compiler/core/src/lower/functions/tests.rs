@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::ops::Range;
 
-const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None, recompute: false };
+const FUSED: Wanted = Wanted { fused: true, weights: false, parts: None, recompute: 0 };
 
 /// Of a device on which products take longer than what moves.
 const RATES: Rates = Rates {
