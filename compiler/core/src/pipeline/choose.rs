@@ -136,7 +136,7 @@ fn candidates(
     let paces = Pace::all(spec.pipeline.offload);
     for (seed, &pace) in seeds.into_iter().flat_map(|seed| paces.iter().map(move |pace| (seed.clone(), pace)))
     {
-        let mut chosen = Chosen { modes: seed, gap: 0 };
+        let mut chosen = Chosen { modes: seed, gap: 0, slack: IdVec::new() };
         // What chosen modes took beyond their prices: passes of several pieces may need more workspace than one.
         let mut reserve = reserve.cloned();
         for turn in 0..search::modes::MOST_TURNS {
@@ -161,9 +161,14 @@ fn candidates(
                 });
             }
             if turn > 0 {
-                room.take(&over);
+                // What seemed to be left was not.
+                let slack = |device| chosen.slack.get(device).copied().unwrap_or(0);
+                let more =
+                    |(device, &over): (DeviceId, &u64)| if over > 0 { over + slack(device) } else { 0 };
+                let more: IdVec<DeviceId, u64> = over.iter().map(more).collect();
+                room.take(&more);
                 let reserve = reserve.get_or_insert_with(|| over.ids().map(|_| 0).collect());
-                reserve.iter_mut().for_each(|(device, bytes)| *bytes += over[device]);
+                reserve.iter_mut().for_each(|(device, bytes)| *bytes += more[device]);
             }
             let prices = prices.get_or_insert_with(|| {
                 Prices::new(spec, layers, lengths, Wanted::of(uses, laid.plan.products))

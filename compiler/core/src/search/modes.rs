@@ -78,9 +78,15 @@ impl Prices {
             for (layer, prices) in
                 prices.iter_mut().filter(|(layer, _)| mode.index() < layers[*layer].modes.len())
             {
-                let functions =
-                    first[layer].map(|piece| stage_functions(model, &forms, piece..piece + 1, "", wanted));
-                prices.push(functions.map(|functions| price(&functions)).unwrap_or_default());
+                let functions = |pieces| stage_functions(model, &forms, pieces, "", wanted);
+                let price = first[layer].map(|piece| {
+                    // What goes from piece to piece takes workspace too.
+                    let alike = model.pieces.get(piece + 1).is_some_and(|next| next.layer == layer);
+                    let price = price(&functions(piece..piece + 1));
+                    let more = if alike { workspace(&functions(piece..piece + 2)) } else { 0 };
+                    Price { workspace: price.workspace.max(more), ..price }
+                });
+                prices.push(price.unwrap_or_default());
             }
         }
         let every = Forms::every(layers, model, &spec.train, lengths);
@@ -273,6 +279,8 @@ pub(crate) struct Chosen {
     /// How much longer than the least of any choice the passes of a device may take, in nanoseconds of a micro-batch; the
     /// largest of all devices. 0 where the choice is the best there is.
     pub(crate) gap: u64,
+    /// What it seems to leave of every device.
+    pub(crate) slack: IdVec<DeviceId, u64>,
 }
 
 /// The fastest modes within the room of every device and its host; none where no modes fit.
@@ -285,7 +293,8 @@ pub(crate) fn choose(
     let splits = Wanted::by(ordered.order).splits();
     let pieces = &spec.model.pieces;
     let hosts = hosts(&spec.cluster, ordered.plan.devices.len());
-    let mut chosen = Chosen { modes: vec![ModeId(0); pieces.len()], gap: 0 };
+    let slack = IdVec::new();
+    let mut chosen = Chosen { modes: vec![ModeId(0); pieces.len()], gap: 0, slack };
     let mut known: BTreeMap<Device, Pick> = BTreeMap::new();
     for (device, chunks) in ordered.plan.devices.iter() {
         let moments = moments(ordered, device);
@@ -341,6 +350,7 @@ pub(crate) fn choose(
             }
         };
         chosen.gap = chosen.gap.max(pick.time - pick.bound);
+        chosen.slack.push(pick.slack);
         for (piece, mode) in numbers.into_iter().zip(pick.modes) {
             // Of a piece with a copy on another device the slower choice keeps less.
             chosen.modes[piece] = chosen.modes[piece].max(mode);
@@ -531,6 +541,8 @@ struct Pick {
     time: u64,
     /// No choice takes less.
     bound: u64,
+    /// The bytes that are left when least are.
+    slack: u64,
 }
 
 impl Device {
@@ -594,7 +606,11 @@ impl Device {
 
     fn picked(&self, path: &[usize], bound: u64) -> Pick {
         let modes = self.items.iter().zip(path).map(|(choices, &position)| choices[position].mode);
-        Pick { modes: modes.collect(), time: self.time(path), bound }
+        let left = |(moment, &limit): (usize, &u64)| {
+            limit.saturating_sub(self.sum(path, |choice| choice.loads[moment]))
+        };
+        let slack = self.limits.iter().enumerate().map(left).min().unwrap_or(0);
+        Pick { modes: modes.collect(), time: self.time(path), bound, slack }
     }
 
     /// The cheapest choices within the memory of the device, and a bound of what any cost.
