@@ -24,16 +24,20 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
     let mut tried: BTreeSet<Vec<ModeId>> = BTreeSet::new();
     for _ in 0..search::MOST_ROUNDS {
         let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
-        let mut candidates = candidates(task, &allowed, reserve.as_ref())?;
+        let (mut candidates, shortest) = candidates(task, &allowed, reserve.as_ref())?;
         candidates.retain(|candidate| tried.insert(candidate.chosen.modes.clone()));
         let mut fitting = 0;
-        for Candidate { chosen, plan, free, .. } in candidates {
-            if fitting == search::modes::MOST_CANDIDATES {
+        let mut first: Option<u64> = None;
+        for Candidate { chosen, plan, free, makespan } in candidates {
+            // What is so much longer by the times of the plan is no shorter in simulation; and nothing is shorter than the shortest.
+            let is_long = first.is_some_and(|first| makespan > first + first / 8 || first <= shortest);
+            if is_long || fitting == search::modes::MOST_CANDIDATES {
                 break;
             }
             match fit(task, lay(task, &chosen.modes, Some(&plan), &mut ())?, &mut ()) {
                 Ok(fitted) => {
                     fitting += 1;
+                    first = first.or(Some(makespan));
                     let fitted = apart(task, fitted)?;
                     let program = proved(fitted.lowered.program)?;
                     let time = simulate(&program, &Costs::roofline(&program)).makespan();
@@ -116,7 +120,8 @@ struct Candidate {
     free: IdVec<DeviceId, u64>,
 }
 
-/// The modes that fit by the problem of the plan, those whose step is shortest first. `reserve` is kept free.
+/// The modes that fit by the problem of the plan, those whose step is shortest first, and the shortest step of any, whether it fits
+/// or not. `reserve` is kept free.
 ///
 /// Modes are chosen for an order, and the order may depend on them. So from several modes to start with, orders and modes
 /// follow each other until they stay.
@@ -124,11 +129,12 @@ fn candidates(
     task: Task<'_>,
     allowed: &Allowed,
     reserve: Option<&IdVec<DeviceId, u64>>,
-) -> Result<Vec<Candidate>, Error> {
+) -> Result<(Vec<Candidate>, u64), Error> {
     let Task { spec, layers, lengths, .. } = task;
     let adapts = search::adapts(spec.pipeline.schedule);
     let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
     let mut candidates: Vec<Candidate> = Vec::new();
+    let mut shortest = u64::MAX;
     let mut cut: Option<Plan> = None;
     let mut prices: Option<Prices> = None;
     let mut known: Vec<(Schedule, Pace, Room)> = Vec::new();
@@ -151,6 +157,7 @@ fn candidates(
             let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
             let peaks = peaks(&laid.replica, &order);
             let (over, free) = (room.over(&peaks), room.free(&peaks));
+            shortest = shortest.min(makespan);
             let has = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
             if over.values().all(|&over| over == 0) && !has {
                 candidates.push(Candidate {
@@ -188,5 +195,5 @@ fn candidates(
         }
     }
     candidates.sort_by_key(|candidate| candidate.makespan);
-    Ok(candidates)
+    Ok((candidates, shortest))
 }

@@ -31,7 +31,7 @@ pub(crate) const MOST_CANDIDATES: usize = 4;
 const MOST_LEVELS: usize = 4;
 
 /// The most points of a front of sums; beyond it every second is left out.
-const MOST_POINTS: usize = 1 << 13;
+const MOST_POINTS: usize = 1 << 12;
 
 /// What every layer takes in each of its modes, alone, over a micro-batch.
 pub(crate) struct Prices {
@@ -664,17 +664,17 @@ impl Device {
                 worth = cheapest(choices.iter().enumerate().map(point).collect());
             }
             let front = &fronts[fronts.len() - 1];
-            let mut next: Vec<Point> = Vec::with_capacity(front.len() * worth.len());
-            for (before, point) in front.iter().enumerate() {
-                for choice in &worth {
-                    let load = point.load.saturating_add(choice.load);
-                    if load <= limit {
-                        let cost = point.cost.saturating_add(choice.cost);
-                        next.push(Point { load, cost, before, choice: choice.choice });
-                    }
-                }
+            let mut next: Vec<Point> = Vec::new();
+            for choice in &worth {
+                let sum = |(before, point): (usize, &Point)| Point {
+                    load: point.load.saturating_add(choice.load),
+                    cost: point.cost.saturating_add(choice.cost),
+                    before,
+                    choice: choice.choice,
+                };
+                let sums = front.iter().enumerate().map(sum).take_while(|sum| sum.load <= limit);
+                next = merged(&next, sums);
             }
-            let mut next = cheapest(next);
             while next.len() > MOST_POINTS {
                 let mut number = 0;
                 next.retain(|_| {
@@ -773,4 +773,23 @@ fn cheapest(mut points: Vec<Point>) -> Vec<Point> {
         stays
     });
     points
+}
+
+/// Two fronts by load in one: the points that no other is at most in load and cost; of equal ones that of the first.
+fn merged(first: &[Point], second: impl Iterator<Item = Point>) -> Vec<Point> {
+    let mut merged: Vec<Point> = Vec::with_capacity(first.len());
+    let mut push = |point: Point| {
+        if merged.last().is_none_or(|last| point.cost < last.cost) {
+            merged.push(point);
+        }
+    };
+    let mut first = first.iter().copied().peekable();
+    for point in second {
+        while let Some(before) = first.next_if(|other| (other.load, other.cost) <= (point.load, point.cost)) {
+            push(before);
+        }
+        push(point);
+    }
+    first.for_each(&mut push);
+    merged
 }
