@@ -2,6 +2,7 @@
 //! [`crate::commands`].
 
 use crate::snapshot::Part;
+use clap::builder::PossibleValuesParser;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 
@@ -107,6 +108,14 @@ pub struct Choice {
     /// The training run instead of the one that the pipeline names.
     #[arg(long, value_name = "NAME")]
     pub train: Option<String>,
+    /// Rules of fusion to leave out, by their names in docs/rules.md, to see what they are worth.
+    #[arg(long, value_name = "RULE", value_delimiter = ',', value_parser = fusion_rules())]
+    pub without: Vec<String>,
+}
+
+/// The names of the rules that can be left out.
+fn fusion_rules() -> PossibleValuesParser {
+    PossibleValuesParser::new(pipec_compiler::rewrite::fusion().iter().map(|rule| rule.name))
 }
 
 /// `pipec check`.

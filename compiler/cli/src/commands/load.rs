@@ -167,6 +167,7 @@ fn choice(choice: &Choice) -> spec::Choice {
         model: choice.model.clone(),
         cluster: choice.cluster.clone(),
         train: choice.train.clone(),
+        without: choice.without.iter().cloned().collect(),
     }
 }
 
@@ -248,7 +249,8 @@ fn hash<'a>(texts: impl Iterator<Item = &'a String>, choice: &Choice) -> String 
         hash.update((text.len() as u64).to_le_bytes());
         hash.update(text.as_bytes());
     }
-    for name in [&choice.pipeline, &choice.model, &choice.cluster, &choice.train].into_iter().flatten() {
+    let names = [&choice.pipeline, &choice.model, &choice.cluster, &choice.train].into_iter().flatten();
+    for name in names.chain(&choice.without) {
         hash.update((name.len() as u64).to_le_bytes());
         hash.update(name.as_bytes());
     }

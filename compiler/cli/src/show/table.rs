@@ -3,10 +3,11 @@
 use super::Named;
 use super::axis::percent;
 use super::scene::title;
+use pipec_program::cost::Cost;
 use pipec_program::memory::memory;
 use pipec_program::simulate::{bubble, critical_path, device_use, instruction_name, link_use};
 use pipec_program::{
-    Bytes, BytesPerSecond, Category, Instruction, Nanos, Position, Program, QueueId, Space, Timeline,
+    Bytes, BytesPerSecond, Category, Costs, Instruction, Nanos, Position, Program, QueueId, Space, Timeline,
 };
 use std::collections::BTreeMap;
 
@@ -25,6 +26,9 @@ pub fn tables(program: &Program, timeline: &Timeline) -> String {
     if let Some(rate) = (u128::from(tokens) * 1_000_000_000).checked_div(u128::from(makespan.0)) {
         step.row([String::from("tokens/s"), thousands(rate)]);
     }
+    let Cost { flops, traffic } = work(program);
+    step.row([String::from("operations"), flops.to_string()]);
+    step.row([String::from("traffic"), traffic.to_string()]);
     text += &step.text();
 
     let mut devices = Table::new(&["device", "busy", "idle", "bubble", "host busy"]);
@@ -64,6 +68,22 @@ pub fn tables(program: &Program, timeline: &Timeline) -> String {
     }
     text += &format!("\n{}", path.text());
     text
+}
+
+/// The operations of all calls of a step, and the bytes that they read and write.
+fn work(program: &Program) -> Cost {
+    let costs = Costs::roofline(program);
+    let instructions = program.queues.values().flat_map(|queue| &queue.instructions);
+    let calls = instructions.filter_map(|instruction| match instruction {
+        Instruction::Run { function, .. } => Some(costs.function(*function)),
+        Instruction::Send { .. }
+        | Instruction::Recv { .. }
+        | Instruction::Copy { .. }
+        | Instruction::Fill { .. }
+        | Instruction::Reduce { .. }
+        | Instruction::Wait { .. } => None,
+    });
+    calls.fold(Cost::default(), |sum, cost| sum + cost)
 }
 
 /// Memory by arena: what it takes, what lives at the peak by category, and the instruction at the peak.

@@ -66,6 +66,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             offload: Offload::default(),
             replicas: 1,
         },
+        without: std::collections::BTreeSet::new(),
     }
 }
 

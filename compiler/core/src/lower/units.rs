@@ -53,10 +53,9 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
         let most = |bytes: fn(&Memory) -> u64| {
             chunks.iter().flat_map(|&stage| units(stage)).map(|unit| bytes(&unit)).max().unwrap_or(0)
         };
-        let passing =
-            most(|unit| unit.messages).saturating_add(most(|unit| unit.stored).saturating_mul(TRAVELLING));
         let room = rooms[device];
-        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(passing)
+        let messages = most(|unit| unit.messages);
+        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(messages)
     };
     problem.caps = Some(plan.devices.iter().map(cap).collect());
     Ok(problem)

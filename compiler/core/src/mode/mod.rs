@@ -46,6 +46,21 @@ pub struct Layer {
     pub modes: IdVec<ModeId, Mode>,
     /// The number of places that draw random numbers.
     pub random_sites: u64,
+    /// How they were found.
+    pub summary: Summary,
+}
+
+/// What went on in the e-graph of a layer.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Terms of the graph as it was put in.
+    pub terms_before: usize,
+    /// Terms when no rule had anything to add.
+    pub terms: usize,
+    /// Classes then.
+    pub classes: usize,
+    /// Rounds of all rules.
+    pub rounds: usize,
 }
 
 /// One way to compute a layer for a slice, whichever it is.

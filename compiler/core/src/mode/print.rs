@@ -1,7 +1,7 @@
 //! A form as text, for people and for tests: one line per value and per kernel, kernels as in a program; and the modes of a
 //! layer as a table.
 
-use super::{Form, Had, Kind, Layer, Phase};
+use super::{Form, Had, Kind, Layer, Phase, Summary};
 use crate::spec::Level;
 use pipec_program::text::print_kernel;
 use pipec_program::{Bytes, Kernel, ValueId};
@@ -71,7 +71,12 @@ fn list(values: &[ValueId]) -> String {
 /// The modes of a layer as a table: time and bytes kept of a micro-batch, what is kept, what is computed again, and which
 /// options take it.
 pub fn print_modes(layer: &Layer) -> String {
-    let mut text = format!("layer {}\n", layer.name);
+    let Summary { terms_before, terms, classes, rounds } = layer.summary;
+    let mut text = format!(
+        "layer {}: {terms_before} terms, {terms} in {classes} classes after {rounds} rounds, {} modes\n",
+        layer.name,
+        layer.modes.len()
+    );
     for (id, mode) in layer.modes.iter() {
         let takes: Vec<&str> =
             Level::ALL.into_iter().filter(|&level| layer.at(level) == id).map(Level::name).collect();

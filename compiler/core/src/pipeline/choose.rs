@@ -148,7 +148,6 @@ fn candidates(
         for turn in 0..search::modes::MOST_TURNS {
             let laid = lay(task, &chosen.modes, cut.as_ref(), &mut ())?;
             cut.get_or_insert_with(|| laid.plan.clone());
-            let mut room = Room::new(&laid.replica, &laid.plan, &laid.stages, reserve.as_ref());
             let mut within = laid.replica.clone();
             within.caps = within.caps.filter(|_| adapts);
             // Where nothing fits in these modes it may in others.
@@ -156,7 +155,8 @@ fn candidates(
             let execution = execute(&laid.replica, &order, |step| laid.replica.duration(step));
             let Ok(makespan) = execution.map(|execution| execution.makespan()) else { break };
             let peaks = peaks(&laid.replica, &order);
-            let (over, free) = (room.over(&peaks), room.free(&peaks));
+            let mut room = Room::new(&laid.replica, &order, &laid.plan, &laid.stages, reserve.as_ref());
+            let (over, free) = room.compared(&peaks);
             shortest = shortest.min(makespan);
             let has = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
             if over.values().all(|&over| over == 0) && !has {

@@ -9,7 +9,7 @@ use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
 use crate::mode::{self, Forms, Layers, ModeId, modes};
 use crate::plan::{Plan, plan, slice_lengths};
-use crate::rewrite::{Rates, rewrite};
+use crate::rewrite::{Rates, rewrite, rules};
 use crate::schedule::{self, Policy, Problem, Refusal, Schedule, Uses, given, order};
 use crate::search;
 use crate::spec::{Offload, Origins, Recompute, Spec};
@@ -174,7 +174,9 @@ fn compiled(
     }
     observer.stage(Stage::Graphs(&graphs));
     let lengths = slice_lengths(spec);
-    let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec))
+    let mut rules = rules();
+    rules.retain(|rule| !spec.without.contains(rule.name));
+    let layers = rewrite(&graphs, &spec.model, &spec.train, &lengths, Rates::of(spec), &rules)
         .map_err(|error| not_sliceable(&error, spec, origins))?;
     observer.stage(Stage::Layers(&layers));
     let task = Task { spec, origins, layers: &layers, lengths: &lengths, inputs, advise };

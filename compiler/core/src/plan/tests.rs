@@ -71,6 +71,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             offload: Offload::default(),
             replicas: 1,
         },
+        without: std::collections::BTreeSet::new(),
     }
 }
 

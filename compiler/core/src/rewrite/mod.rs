@@ -22,7 +22,7 @@ mod term;
 mod tests;
 
 use crate::graph::{Graph, Graphs, NodeId, Op, graphs};
-use crate::mode::{Extent, Forms, Layer, Layers, modes, reach};
+use crate::mode::{Extent, Forms, Layer, Layers, Summary, modes, reach};
 use crate::spec::{LayerId, Model, Offload, Recompute, Train};
 use egg::Id;
 use extract::{Choice, front};
@@ -33,7 +33,7 @@ use std::time::Duration;
 use term::{EGraph, Head, Term, Terms, Tokens, add, terms};
 
 pub use price::Rates;
-pub use rules::{Rule, rules};
+pub use rules::{Rule, fusion, rules};
 
 /// The most rounds of all rules; no layer has needed a quarter of them.
 const MOST_ROUNDS: usize = 64;
@@ -49,20 +49,7 @@ pub struct NotSliceable {
     pub operations: Vec<usize>,
 }
 
-/// What went on in the e-graph of a layer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// Terms of the graph as it was put in.
-    pub terms_before: usize,
-    /// Terms when no rule had anything to add.
-    pub terms: usize,
-    /// Classes then.
-    pub classes: usize,
-    /// Rounds of all rules.
-    pub rounds: usize,
-}
-
-/// The modes of the layers of a model for slices of some lengths, priced for a device.
+/// The modes of the layers of a model for slices of some lengths under some rules, priced for a device.
 ///
 /// # Errors
 /// The first layer that cannot be sliced, if there is more than one slice.
@@ -72,6 +59,7 @@ pub fn rewrite(
     train: &Train,
     lengths: &[u64],
     rates: Rates,
+    rules: &[Rule],
 ) -> Result<Layers, NotSliceable> {
     let reach = reach(model);
     let extents: IdVec<Slice, Extent<'_>> = (0..lengths.len())
@@ -81,7 +69,7 @@ pub fn rewrite(
     graphs
         .iter()
         .map(|(id, graph)| {
-            let layer = layer(graph, &extents, rates).map(|(layer, _)| layer);
+            let layer = layer_under(graph, &extents, rates, rules).map(|(layer, _)| layer);
             layer.map_err(|operations| NotSliceable { layer: id, operations })
         })
         .collect()
@@ -92,7 +80,7 @@ pub fn rewrite(
 /// # Errors
 /// As [`rewrite`].
 pub fn fastest(model: &Model, train: &Train, lengths: &[u64], rates: Rates) -> Result<Forms, NotSliceable> {
-    let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates)?;
+    let layers = rewrite(&graphs(model, train.precision), model, train, lengths, rates, &rules())?;
     Ok(Forms::new(
         &layers,
         model,
@@ -107,7 +95,17 @@ pub fn fastest(model: &Model, train: &Train, lengths: &[u64], rates: Rates) -> R
 /// # Errors
 /// The positions of operations that need whole sequences, where there is more than one slice.
 pub fn layer(graph: &Graph, extents: &[Extent<'_>], rates: Rates) -> Result<(Layer, Summary), Vec<usize>> {
-    let saturated = saturate(graph, extents.len() > 1, &rules());
+    layer_under(graph, extents, rates, &rules())
+}
+
+/// The same under some rules.
+fn layer_under(
+    graph: &Graph,
+    extents: &[Extent<'_>],
+    rates: Rates,
+    rules: &[Rule],
+) -> Result<(Layer, Summary), Vec<usize>> {
+    let saturated = saturate(graph, extents.len() > 1, rules);
     debug_assert!(saturated.ends, "the rules do not end on layer {}", graph.name);
     let summary = saturated.summary();
     let Saturated { egraph, classes, .. } = saturated;
@@ -122,6 +120,7 @@ pub fn layer(graph: &Graph, extents: &[Extent<'_>], rates: Rates) -> Result<(Lay
         precision: graph.precision,
         modes,
         random_sites: graph.random_sites,
+        summary,
     };
     Ok((layer, summary))
 }

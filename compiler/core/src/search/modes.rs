@@ -150,7 +150,11 @@ impl Allowed {
         };
         let pieces: Vec<Vec<ModeId>> = spec.model.pieces.iter().enumerate().map(of_piece).collect();
         let least = |(piece, modes): (&Piece, &Vec<ModeId>)| {
-            let kept = |mode: &ModeId| layers[piece.layer].modes[*mode].kept;
+            // What is offloaded passes through the device.
+            let kept = |mode: &ModeId| {
+                let mode = &layers[piece.layer].modes[*mode];
+                mode.kept + mode.offloaded * TRAVELLING
+            };
             modes.iter().copied().min_by_key(kept).unwrap_or(ModeId(0))
         };
         let least = spec.model.pieces.iter().zip(&pieces).map(least).collect();
@@ -222,53 +226,72 @@ impl Pace {
 /// The bytes that the devices of a replica have left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
-    /// For units, with the workspace that the passes take now and what is on its way to the host.
-    units: IdVec<DeviceId, u64>,
-    /// For all these.
+    /// For units, the workspace and what is on its way to the host.
     all: IdVec<DeviceId, u64>,
+    /// What the passes take now besides units: workspace, and what is on its way.
+    besides: IdVec<DeviceId, u64>,
 }
 
 impl Room {
-    /// What a problem of one replica leaves, `reserve` kept free. The first devices of the plan are those of the replica.
+    /// What a problem of one replica and its order leave, `reserve` kept free. The first devices of the plan are those of the
+    /// replica.
     pub(crate) fn new(
         replica: &Problem,
+        order: &Schedule,
         plan: &Plan,
         stages: &Stages,
         reserve: Option<&IdVec<DeviceId, u64>>,
     ) -> Self {
-        let cap = |device: DeviceId| {
-            let cap = replica.caps.as_ref().map_or(u64::MAX, |caps| caps[device]);
-            cap.saturating_sub(reserve.map_or(0, |reserve| reserve[device]))
-        };
-        let ids = || replica.devices().ids();
         let workspace = |device: DeviceId| {
             plan.devices[device].iter().map(|&stage| workspace(stages.of(stage))).max().unwrap_or(0)
         };
-        let passing = |device: DeviceId| {
-            let slices = plan.devices[device].iter().flat_map(|&stage| stages.of(stage).slices.values());
-            slices.map(|functions| unit(functions).stored).max().unwrap_or(0).saturating_mul(TRAVELLING)
+        let all = |device: DeviceId| {
+            let cap = replica.caps.as_ref().map_or(u64::MAX, |caps| caps[device]);
+            cap.saturating_add(workspace(device)).saturating_sub(reserve.map_or(0, |reserve| reserve[device]))
         };
-        let all = |device| cap(device).saturating_add(workspace(device)).saturating_add(passing(device));
-        Self { units: ids().map(cap).collect(), all: ids().map(all).collect() }
+        let besides = |device: DeviceId| {
+            let slices = plan.devices[device].iter().flat_map(|&stage| stages.of(stage).slices.values());
+            let stored = slices.map(|functions| unit(functions).stored).max().unwrap_or(0);
+            let passing = TRAVELLING.min(alive(&order.devices[device]));
+            workspace(device).saturating_add(stored.saturating_mul(passing))
+        };
+        let ids = || replica.devices().ids();
+        Self { all: ids().map(all).collect(), besides: ids().map(besides).collect() }
     }
 
-    /// What units that take so much on each device take too much.
-    pub(crate) fn over(&self, peaks: &IdVec<DeviceId, u64>) -> IdVec<DeviceId, u64> {
-        peaks.values().zip(self.units.values()).map(|(peak, room)| peak.saturating_sub(*room)).collect()
-    }
-
-    /// What units that take so much on each device leave.
-    pub(crate) fn free(&self, peaks: &IdVec<DeviceId, u64>) -> IdVec<DeviceId, u64> {
-        peaks.values().zip(self.units.values()).map(|(peak, room)| room.saturating_sub(*peak)).collect()
+    /// What units that take so much on each device take too much, and what they leave.
+    pub(crate) fn compared(
+        &self,
+        peaks: &IdVec<DeviceId, u64>,
+    ) -> (IdVec<DeviceId, u64>, IdVec<DeviceId, u64>) {
+        let taken = |device: DeviceId| peaks[device].saturating_add(self.besides[device]);
+        let over = |device| taken(device).saturating_sub(self.all[device]);
+        let free = |device| self.all[device].saturating_sub(taken(device));
+        (peaks.ids().map(over).collect(), peaks.ids().map(free).collect())
     }
 
     /// Takes some bytes of each device away.
     pub(crate) fn take(&mut self, bytes: &IdVec<DeviceId, u64>) {
         for (device, bytes) in bytes.iter() {
-            self.units[device] = self.units[device].saturating_sub(*bytes);
             self.all[device] = self.all[device].saturating_sub(*bytes);
         }
     }
+}
+
+/// The most units of a device that are alive at once, from F to B or BW.
+fn alive(steps: &[Step]) -> u64 {
+    let (mut now, mut most) = (0_u64, 0);
+    for (pass, _) in steps.iter().flat_map(|step| step.passes()) {
+        match pass {
+            Pass::F => {
+                now += 1;
+                most = now.max(most);
+            }
+            Pass::B | Pass::BW => now = now.saturating_sub(1),
+            Pass::W | Pass::R => {}
+        }
+    }
+    most
 }
 
 /// What was chosen.

@@ -47,6 +47,8 @@ pub struct Spec {
     pub train: Train,
     /// How the one runs on the other.
     pub pipeline: Pipeline,
+    /// Rules of fusion that are left out, by name: for comparison.
+    pub without: std::collections::BTreeSet<String>,
 }
 
 macro_rules! ids {

@@ -24,6 +24,8 @@ pub struct Choice {
     pub cluster: Option<String>,
     /// The name of the training run, in place of that of the pipeline.
     pub train: Option<String>,
+    /// Rules of fusion that are left out, by name.
+    pub without: std::collections::BTreeSet<String>,
 }
 
 /// What a file means.
@@ -148,7 +150,7 @@ fn chosen(
     origins.cluster = places("cluster");
     origins.micro_batch = train.micro_batch;
     origins.precision = train.precision;
-    Some(Spec { model, cluster, train: train.train, pipeline })
+    Some(Spec { model, cluster, train: train.train, pipeline, without: choice.without.clone() })
 }
 
 fn choose_pipeline<'a>(file: &'a File, choice: &Choice, report: &mut Report) -> Option<&'a ast::Pipeline> {

@@ -36,6 +36,11 @@ pub fn rules() -> Vec<Rule> {
     [slicing::RULES, phase::RULES, fusion::RULES].concat()
 }
 
+/// The rules that only make kernels out of kernels: a layer can be computed without them.
+pub fn fusion() -> &'static [Rule] {
+    fusion::RULES
+}
+
 /// Rules in the form that egg takes.
 pub(super) fn rewrites(rules: &[Rule]) -> Vec<egg::Rewrite<Term, Facts>> {
     let rewrite = |rule: &Rule| egg::Rewrite::new(rule.name, Everywhere, Apply(*rule)).ok();
