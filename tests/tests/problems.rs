@@ -178,7 +178,7 @@ fn slices_fit_where_whole_sequences_do_not() {
     };
     assert_eq!(refused(sliced), "`recompute: auto` or `schedule: svpp { slices: 4 }` would fit");
     let scarce = Bytes(sliced.0 * 97 / 100);
-    assert_eq!(refused(scarce), "`schedule: svpp { slices: 8 }` would fit");
+    assert_eq!(refused(scarce), "`recompute: auto` or `schedule: svpp { slices: 8 }` would fit");
     assert_eq!(refused(Bytes(sliced.0 / 2)).find("svpp"), None);
     let searched = |memory| Schedule::Auto { virtual_stages: 1, slices: 4, memory, effort: 0 };
     for (memory, limit, schedule) in [

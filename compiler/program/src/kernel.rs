@@ -35,8 +35,9 @@ pub struct Output {
 /// The closed set of ops. Each says `inputs -> outputs`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Op {
-    /// `a, b [, bias [N]] -> c [M,N]`: `c = op(a) op(b) + bias`, where `op` transposes if the flag says so: `a` is
-    /// `[M,K]` or, transposed, `[K,M]`; `b` is `[K,N]` or, transposed, `[N,K]`. `c` may accumulate.
+    /// `a, b.. [, bias [N]..] -> c [M,N]..`: `c = op(a) op(b) + bias`, where `op` transposes if the flag says so: `a` is
+    /// `[M,K]` or, transposed, `[K,M]`; `b` is `[K,N]` or, transposed, `[N,K]`. `c` may accumulate. There are as many `c` as
+    /// `b`, each with its own N, and as many biases or none: products of one `a`, which is read once.
     Matmul {
         /// `a` is stored `[K,M]`.
         transpose_a: bool,

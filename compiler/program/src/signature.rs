@@ -365,21 +365,29 @@ fn positions(rows: &TensorType, table: &TensorType, tokens: u64, first: u64) -> 
 }
 
 fn matmul(o: &Operands<'_>, transpose_a: bool, transpose_b: bool) -> Result<(), String> {
-    o.counts(2..=3, 1)?;
+    let products = o.outputs.len().max(1);
+    let biased = o.inputs.len() > 1 + products;
+    let expected = 1 + products * if biased { 2 } else { 1 };
+    o.counts(expected..=expected, products)?;
     let sizes = |input: usize, transpose: bool| {
         if transpose { (o.columns(input), o.rows(input)) } else { (o.rows(input), o.columns(input)) }
     };
     let (m, k) = sizes(0, transpose_a);
-    let (inner, n) = sizes(1, transpose_b);
-    if k != inner {
-        return Err(format!("the product of [{m},{k}] and [{inner},{n}] is not defined: {k} is not {inner}"));
-    }
     o.in_real(0)?;
-    o.in_real(1)?;
-    if o.inputs.len() == 3 {
-        o.in_vector(2, n)?;
+    for product in 0..products {
+        let (inner, n) = sizes(1 + product, transpose_b);
+        if k != inner {
+            return Err(format!(
+                "the product of [{m},{k}] and [{inner},{n}] is not defined: {k} is not {inner}"
+            ));
+        }
+        o.in_real(1 + product)?;
+        if biased {
+            o.in_vector(1 + products + product, n)?;
+        }
+        o.out_matrix(product, m, n)?;
     }
-    o.out_matrix(0, m, n)
+    Ok(())
 }
 
 /// Checks the queries and the parts of keys and values, which `after` other operands follow; returns their number.

@@ -54,29 +54,58 @@ pub(crate) struct Target {
 
 /// A kernel with everything that is known before it runs. The operands are those of the op of the same name.
 pub(crate) enum Bound {
-    Matmul(Product),
+    /// Products of one left operand.
+    Matmul(Vec<Product>),
     SumRows,
     Embedding,
     EmbeddingGrad,
-    Positions { tokens: usize, first: usize },
-    PositionsGrad { tokens: usize, first: usize },
-    RmsNorm { eps: f32 },
+    Positions {
+        tokens: usize,
+        first: usize,
+    },
+    PositionsGrad {
+        tokens: usize,
+        first: usize,
+    },
+    RmsNorm {
+        eps: f32,
+    },
     RmsNormGrad,
     RmsNormGainGrad,
-    LayerNorm { eps: f32 },
+    LayerNorm {
+        eps: f32,
+    },
     LayerNormGrad,
     LayerNormParamGrad,
-    Rope { table: Arc<Table>, head_dim: usize, inverse: bool },
+    Rope {
+        table: Arc<Table>,
+        head_dim: usize,
+        inverse: bool,
+    },
     Attention(attention::Shape),
     AttentionGrad(attention::Shape),
     Softmax,
     SoftmaxGrad,
-    CrossEntropy { ignore: Option<u32> },
-    CrossEntropyGrad { ignore: Option<u32>, scale: usize },
-    Map { kernel: MapKernel, seed: Option<Seed> },
+    CrossEntropy {
+        ignore: Option<u32>,
+    },
+    CrossEntropyGrad {
+        ignore: Option<u32>,
+        scale: usize,
+    },
+    Map {
+        kernel: MapKernel,
+        seed: Option<Seed>,
+    },
     SumSquares,
-    ClipFactor { limit: f64 },
-    AdamW { rates: AdamRates, learning_rate: usize, step: usize },
+    ClipFactor {
+        limit: f64,
+    },
+    AdamW {
+        rates: AdamRates,
+        learning_rate: usize,
+        step: usize,
+    },
 }
 
 impl Bound {
@@ -234,20 +263,18 @@ pub(crate) fn bind(
     let operands = Operands { inputs, outputs };
     let bound = match &kernel.op {
         &Op::Matmul { transpose_a, transpose_b } => {
-            operands.count(2..4, 1..2)?;
-            let (a, c) = (&inputs[0], &outputs[0]);
-            let (rows, columns) = (c.place.rows, c.place.columns);
+            let products = outputs.len();
+            operands.count(1 + products..2 + 2 * products, 1..products.max(1) + 1)?;
+            let a = &inputs[0];
             let depth = if transpose_a { a.rows } else { a.columns };
-            operands.reads(&[(0, rows * depth), (1, columns * depth), (2, columns)])?;
-            operands.writes(&[(0, rows * columns)])?;
-            Bound::Matmul(Product {
-                rows,
-                columns,
-                depth,
-                transpose_a,
-                transpose_b,
-                accumulate: c.accumulate,
-            })
+            let product = |(number, c): (usize, &Target)| {
+                let (rows, columns) = (c.place.rows, c.place.columns);
+                let bias = (1 + products + number, columns);
+                operands.reads(&[(0, rows * depth), (1 + number, columns * depth), bias])?;
+                operands.writes(&[(number, rows * columns)])?;
+                Ok(Product { rows, columns, depth, transpose_a, transpose_b, accumulate: c.accumulate })
+            };
+            Bound::Matmul(outputs.iter().enumerate().map(product).collect::<Result<_, String>>()?)
         }
         Op::SumRows => {
             operands.count(1..2, 1..2)?;

@@ -274,9 +274,14 @@ impl<'a> Call<'a> {
     fn execute(&self) -> Result<(), DeviceError> {
         let processor = self.processor;
         match &self.step.bound {
-            Bound::Matmul(product) => {
-                let bias = (self.step.inputs.len() > 2).then(|| self.input(2));
-                gemm::matmul(processor, *product, self.input(0), self.input(1), bias, self.output(0));
+            Bound::Matmul(products) => {
+                let count = products.len();
+                for (number, product) in products.iter().enumerate() {
+                    let biased = self.step.inputs.len() > 1 + count;
+                    let bias = biased.then(|| self.input(1 + count + number));
+                    let (a, b, c) = (self.input(0), self.input(1 + number), self.output(number));
+                    gemm::matmul(processor, *product, a, b, bias, c);
+                }
             }
             Bound::SumRows => norm::sum_rows(processor, self.rows(0), self.output(0), self.accumulates(0)),
             Bound::Embedding => {

@@ -116,7 +116,8 @@ fn every_small_pipeline_is_proved_and_ends() {
                 for arena in arenas.values() {
                     let (fixed, least) = (sum(arena.fixed.values()).0, sum(arena.least.values()).0);
                     let packing = arena.end.0 as f64 / (fixed + least) as f64;
-                    assert!(packing <= 1.05, "{what}: {} over {least}", arena.packed);
+                    // A thousandth for the gaps of alignment, which neither sum has.
+                    assert!(packing <= 1.051, "{what}: {} over {least}: {packing}", arena.packed);
                 }
             }
         }

@@ -21,11 +21,12 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
     let allowed = Allowed::new(task.spec, task.layers);
     let mut reserve: Option<IdVec<DeviceId, u64>> = None;
     let mut best: Option<(Nanos, Vec<ModeId>, Plan)> = None;
-    let mut tried: BTreeSet<Vec<ModeId>> = BTreeSet::new();
+    let mut tried: BTreeSet<(Vec<ModeId>, Vec<usize>)> = BTreeSet::new();
     for _ in 0..search::MOST_ROUNDS {
         let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
         let (mut candidates, shortest) = candidates(task, &allowed, reserve.as_ref())?;
-        candidates.retain(|candidate| tried.insert(candidate.chosen.modes.clone()));
+        candidates
+            .retain(|candidate| tried.insert((candidate.chosen.modes.clone(), candidate.plan.bounds())));
         let mut fitting = 0;
         let mut first: Option<u64> = None;
         for Candidate { chosen, plan, free, makespan } in candidates {
@@ -135,14 +136,15 @@ fn candidates(
     let uses = Policy::of(spec.pipeline.schedule).map_or(EVERYTHING, Policy::uses);
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut shortest = u64::MAX;
-    let mut cut: Option<Plan> = None;
     let mut prices: Option<Prices> = None;
-    let mut known: Vec<(Schedule, Pace, Room)> = Vec::new();
+    let mut known: Vec<(Schedule, Pace, Room, Vec<usize>)> = Vec::new();
     let seeds = allowed.seeds(layers, &spec.model.pieces, adapts);
     let paces = Pace::all(spec.pipeline.offload);
     for (seed, &pace) in seeds.into_iter().flat_map(|seed| paces.iter().map(move |pace| (seed.clone(), pace)))
     {
         let mut chosen = Chosen { modes: seed, gap: 0, slack: IdVec::new() };
+        // Every start has its own cut, balanced by its times, so that several are tried.
+        let mut cut: Option<Plan> = None;
         // What chosen modes took beyond their prices: passes of several pieces may need more workspace than one.
         let mut reserve = reserve.cloned();
         for turn in 0..search::modes::MOST_TURNS {
@@ -158,7 +160,9 @@ fn candidates(
             let mut room = Room::new(&laid.replica, &order, &laid.plan, &laid.stages, reserve.as_ref());
             let (over, free) = room.compared(&peaks);
             shortest = shortest.min(makespan);
-            let has = candidates.iter().any(|candidate| candidate.chosen.modes == chosen.modes);
+            let has = candidates.iter().any(|candidate| {
+                candidate.chosen.modes == chosen.modes && candidate.plan.bounds() == laid.plan.bounds()
+            });
             if over.values().all(|&over| over == 0) && !has {
                 candidates.push(Candidate {
                     chosen: chosen.clone(),
@@ -182,7 +186,7 @@ fn candidates(
             });
             let plan = laid.plan.replica();
             // The same order in the same room leads to the same modes.
-            let met = (order.clone(), pace, room.clone());
+            let met = (order.clone(), pace, room.clone(), laid.plan.bounds());
             if known.contains(&met) {
                 break;
             }

@@ -102,9 +102,13 @@ impl Plan {
 
     /// The same cut for pieces in other modes.
     pub fn with(&self, spec: &Spec, forms: &Forms) -> Self {
+        placed(spec, forms, &Times::new(spec, forms), &self.bounds())
+    }
+
+    /// Where the stages of a copy start, and where the last ends.
+    pub fn bounds(&self) -> Vec<usize> {
         let ends = self.stages.values().take(self.depth() as usize).map(|stage| stage.pieces.end);
-        let bounds: Vec<usize> = std::iter::once(0).chain(ends).collect();
-        placed(spec, forms, &Times::new(spec, forms), &bounds)
+        std::iter::once(0).chain(ends).collect()
     }
 
     /// Stages of one copy.

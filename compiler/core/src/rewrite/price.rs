@@ -42,6 +42,8 @@ pub(super) struct Price {
     pub(super) kept: u64,
     /// Bytes that go to the host and come back.
     pub(super) offloaded: u64,
+    /// Kernels: of ways that are equal in all else, the one with fewer is taken.
+    pub(super) kernels: u32,
 }
 
 impl std::ops::Add for Price {
@@ -51,6 +53,7 @@ impl std::ops::Add for Price {
             time: self.time.saturating_add(other.time),
             kept: self.kept.saturating_add(other.kept),
             offloaded: self.offloaded.saturating_add(other.offloaded),
+            kernels: self.kernels.saturating_add(other.kernels),
         }
     }
 }
@@ -60,7 +63,8 @@ pub(super) fn price(egraph: &EGraph, class: Id, term: &Term, extents: &[Extent<'
     match &term.head {
         Head::Op(op) => {
             let time = extents.iter().map(|&extent| time(egraph, class, term, op, extent, rates)).sum();
-            Price { time, ..Price::default() }
+            let kernels = extents.first().map_or(0, |&extent| u32::from(kernel(op, extent).is_some()));
+            Price { time, kernels, ..Price::default() }
         }
         Head::Keep => {
             // A state stays for later slices whether the slice itself keeps it or not.

@@ -44,7 +44,8 @@ pub fn op(op: &Op, inputs: &[&TensorType], outputs: &[(&TensorType, bool)]) -> C
     match op {
         Op::Matmul { transpose_a, .. } => {
             let k = if *transpose_a { input.rows(0) } else { input.columns(0) };
-            let bias = if inputs.len() > 2 { elements } else { 0 };
+            let elements: u64 = outputs.iter().map(|output| output.0.shape.elements()).sum();
+            let bias = if inputs.len() > 1 + outputs.len() { elements } else { 0 };
             cost(product(&[2, elements, k]).saturating_add(bias))
         }
         Op::SumRows => cost(input.elements(0)),

@@ -59,6 +59,21 @@ fn matmul() -> Vec<Case> {
             }
         }
     }
+    // Several products of one left operand, of different widths.
+    for (bias, accumulate) in [(false, false), (true, false), (false, true)] {
+        let flags = [(bias, " bias"), (accumulate, " acc")];
+        let flags: String = flags.iter().filter(|flag| flag.0).map(|flag| flag.1).collect();
+        let (m, widths, k) = (33, [48, 16, 5], 40);
+        let mut case = Builder::new(format!("matmul of three{flags}"), Bound::OfLargest(k as f64 + 4.0));
+        let mut inputs = vec![case.read(&[m, k])];
+        inputs.extend(widths.map(|n| case.read(&[n, k])));
+        if bias {
+            inputs.extend(widths.map(|n| case.read(&[n])));
+        }
+        let outputs = widths.map(|n| case.result(&[m, n], accumulate));
+        case.kernel(Op::Matmul { transpose_a: false, transpose_b: true }, &inputs, &outputs);
+        cases.push(case.finish());
+    }
     cases
 }
 

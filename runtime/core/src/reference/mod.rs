@@ -156,11 +156,16 @@ impl Call<'_> {
     fn execute(&self) -> Result<(), DeviceError> {
         match &self.step.op {
             &Op::Matmul { transpose_a, transpose_b } => {
-                let (a, b) = (self.floats(0)?, self.floats(1)?);
-                let bias = if self.step.inputs.len() > 2 { Some(self.floats(2)?) } else { None };
-                let (rows, columns) = self.output_matrix(0)?;
-                let c = linear::matmul(&a, &b, bias.as_deref(), rows, columns, transpose_a, transpose_b);
-                self.write(0, &c)
+                let (a, products) = (self.floats(0)?, self.step.outputs.len());
+                for product in 0..products {
+                    let b = self.floats(1 + product)?;
+                    let biased = self.step.inputs.len() > 1 + products;
+                    let bias = if biased { Some(self.floats(1 + products + product)?) } else { None };
+                    let (rows, columns) = self.output_matrix(product)?;
+                    let c = linear::matmul(&a, &b, bias.as_deref(), rows, columns, transpose_a, transpose_b);
+                    self.write(product, &c)?;
+                }
+                Ok(())
             }
             Op::SumRows => self.write(0, &linear::sum_rows(&self.floats(0)?, self.output_matrix(0)?.1)),
             Op::Embedding => {

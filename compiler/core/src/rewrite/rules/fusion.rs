@@ -2,7 +2,7 @@
 
 use super::{Rule, alike, reaches};
 use crate::graph::{Added, Expression, Formula, Op, Operand, Type};
-use crate::rewrite::term::{EGraph, Head, Term, Tokens, add};
+use crate::rewrite::term::{EGraph, Head, Term, Tokens, add, rank};
 use egg::Id;
 use pipec_program::{BinaryOp, Node};
 
@@ -31,6 +31,14 @@ pub(super) const RULES: &[Rule] = &[
         condition: "the norm adds nothing yet",
         reason: "the gradient that arrives past a norm is added as the norm stores its own",
         apply: residual,
+    },
+    Rule {
+        name: "group-products",
+        from: "linear(x, w), linear(x, v)",
+        to: "parts of linear(x, w, v)",
+        condition: "all have a bias or none has; of all products of x at once: queries, keys and values, or gate and up",
+        reason: "products of one operand read it once, in one kernel",
+        apply: group,
     },
     Rule {
         name: "fuse-product",
@@ -248,6 +256,49 @@ fn residual(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
         }
     }
     equal
+}
+
+fn group(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
+    let is_single = |class: Id| matches!(egraph[class].data.ty, Type::PerToken { .. });
+    if term.head != Head::Op(Op::Linear) || !is_single(class) {
+        return Vec::new();
+    }
+    // Of whole sequences that are cut there is nothing to compute.
+    if egraph.lookup(Term::new(Head::Slice, vec![class])).is_some() {
+        return Vec::new();
+    }
+    let x = egraph.find(term.children[0]);
+    let mut members: Vec<(usize, Id, Term)> = Vec::new();
+    let readers: Vec<Id> = egraph[x].parents().collect();
+    for other in readers.into_iter().map(|reader| egraph.find(reader)) {
+        let fact = &egraph[other].data;
+        let alike = is_single(other) && fact.backward == egraph[class].data.backward;
+        let product = |of: &&Term| {
+            of.head == Head::Op(Op::Linear)
+                && of.children.len() == term.children.len()
+                && egraph.find(of.children[0]) == x
+        };
+        if let Some(product) = egraph[other].nodes.iter().find(product).filter(|_| alike)
+            && members.iter().all(|(_, member, _)| *member != other)
+        {
+            members.push((rank(fact), other, product.clone()));
+        }
+    }
+    members.sort_by_key(|&(rank, id, _)| (rank, id));
+    // Once for all of them.
+    if members.len() < 2 || members[0].1 != egraph.find(class) {
+        return Vec::new();
+    }
+    let operands = |position: usize| members.iter().map(move |(.., product)| product.children[position]);
+    let children: Vec<Id> = [x].into_iter().chain((1..term.children.len()).flat_map(operands)).collect();
+    let mut fact = egraph[class].data.clone();
+    fact.ty = Type::Tuple(members.iter().map(|&(_, id, _)| egraph[id].data.ty.clone()).collect());
+    fact.given = false;
+    let tuple = add(egraph, Term::op(Op::Linear, children), Some(fact));
+    let part = |(part, &(_, id, _)): (usize, &(usize, Id, Term))| {
+        (id, alike(egraph, id, Term::op(Op::Part(part), vec![tuple])))
+    };
+    members.iter().enumerate().map(part).collect()
 }
 
 fn product(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {

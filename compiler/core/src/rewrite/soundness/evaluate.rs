@@ -164,14 +164,25 @@ pub(super) fn evaluate(op: &Op, of: &[Value], ty: &Type, length: usize) -> Resul
         Op::Embedding => table(&of[1], &of[0], 0, elements(ty)),
         Op::Positions { first } => table(&of[0], &of[1], *first as usize, elements(ty)),
         Op::Linear => {
-            let (weight, columns) = (of[1].whole(), of[0].rows().first().map_or(1, Vec::len));
-            of[0].by_row(|_, x| {
-                let y = weight.chunks_exact(columns).map(|row| dot(row, x));
-                match of.get(2) {
-                    Some(bias) => y.zip(bias.whole()).map(|(y, bias)| y + bias).collect(),
-                    None => y.collect(),
-                }
-            })
+            let columns = of[0].rows().first().map_or(1, Vec::len);
+            let products = match ty {
+                Type::Tuple(types) => types.len(),
+                Type::PerToken { .. } | Type::Statistic { .. } | Type::Whole { .. } => 1,
+            };
+            let product = |number: usize| {
+                let weight = of[1 + number].whole();
+                of[0].by_row(|_, x| {
+                    let y = weight.chunks_exact(columns).map(|row| dot(row, x));
+                    match of.get(1 + products + number) {
+                        Some(bias) => y.zip(bias.whole()).map(|(y, bias)| y + bias).collect(),
+                        None => y.collect(),
+                    }
+                })
+            };
+            match products {
+                1 => product(0),
+                _ => Value::Tuple((0..products).map(product).collect()),
+            }
         }
         Op::RmsNorm { heads, eps } => {
             let inverse = of[0].by_row(|_, x| {
