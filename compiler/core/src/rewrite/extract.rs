@@ -7,7 +7,8 @@
 //! needed whatever is chosen, the sets are few.
 
 use super::price::Price;
-use super::term::{EGraph, Term};
+use super::term::{EGraph, Head, Term};
+use crate::graph::Op;
 use egg::Id;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -212,17 +213,71 @@ impl Table {
         }
         table.order = order;
         table.definite = roots.iter().map(|root| places[root]).collect();
-        for place in 0..table.order.len() {
-            if table.definite.contains(&place) {
-                let mut shared = table.options[place]
-                    .iter()
-                    .map(|(children, _)| children.iter().copied().collect::<BTreeSet<usize>>());
-                let first = shared.next().unwrap_or_default();
-                let all = shared.fold(first, |all, other| &all & &other);
-                table.definite.extend(all);
-            }
+        table.close();
+        // What is dropped may leave operands that every way needs.
+        while table.prefer_groups() {
+            table.close();
         }
         table
+    }
+
+    /// Finds the classes that every way needs: a class needs itself and what all its terms need, whichever is picked.
+    fn close(&mut self) {
+        let mut needs: Vec<BTreeSet<usize>> = vec![BTreeSet::new(); self.order.len()];
+        for place in (0..self.order.len()).rev() {
+            let of_option = |(children, _): &(Vec<usize>, Price)| -> BTreeSet<usize> {
+                children.iter().flat_map(|&child| needs[child].iter().copied()).collect()
+            };
+            let mut options = self.options[place].iter().map(of_option);
+            let first = options.next().unwrap_or_default();
+            let mut all = options.fold(first, |all, other| &all & &other);
+            all.insert(place);
+            needs[place] = all;
+        }
+        let roots: Vec<usize> = self.definite.iter().copied().collect();
+        self.definite.extend(roots.into_iter().flat_map(|root| std::mem::take(&mut needs[root])));
+    }
+
+    /// Where all parts of a tuple are needed in every way, and it costs no more than what else makes them, nothing else is
+    /// worth it: the other terms of its parts are dropped, so that fewer ways are looked at. Returns whether any was.
+    fn prefer_groups(&mut self) -> bool {
+        let mut dropped = false;
+        let mut parts: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        for (place, terms) in self.terms.iter().enumerate() {
+            for (option, term) in terms.iter().enumerate() {
+                if let Head::Op(Op::Part(_)) = term.head {
+                    parts.entry(self.options[place][option].0[0]).or_default().push((place, option));
+                }
+            }
+        }
+        for (tuple, parts) in parts {
+            let [(operands, price)] = &self.options[tuple][..] else { continue };
+            let mut others = Price::default();
+            let is_worse = parts.iter().all(|&(place, option)| {
+                // One other term, with no operand that the tuple has not.
+                let other: Vec<&(Vec<usize>, Price)> = self.options[place]
+                    .iter()
+                    .enumerate()
+                    .filter(|&(other, _)| other != option)
+                    .map(|(_, of)| of)
+                    .collect();
+                let [(needs, price)] = other[..] else { return false };
+                others = others + *price;
+                self.definite.contains(&place) && needs.iter().all(|need| operands.contains(need))
+            });
+            let no_more = price.time <= others.time
+                && price.kept <= others.kept
+                && price.offloaded <= others.offloaded
+                && price.kernels <= others.kernels;
+            if is_worse && no_more {
+                dropped = true;
+                for (place, option) in parts {
+                    self.options[place] = vec![self.options[place][option].clone()];
+                    self.terms[place] = vec![self.terms[place][option].clone()];
+                }
+            }
+        }
+        dropped
     }
 }
 

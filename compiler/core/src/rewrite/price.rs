@@ -199,11 +199,14 @@ impl Parts {
     }
 }
 
-/// The longer of computing and moving, in picoseconds.
+/// The longer of computing and moving, in picoseconds, rounded up: so one kernel never takes longer than the same in two.
 fn limit(flops: Flops, traffic: Bytes, rates: Rates) -> u64 {
     let at = |amount: u64, rate: u64| match rate {
         0 => 0,
-        rate => u64::try_from(u128::from(amount) * 1_000_000_000_000 / u128::from(rate)).unwrap_or(u64::MAX),
+        rate => {
+            let picos = (u128::from(amount) * 1_000_000_000_000).div_ceil(u128::from(rate));
+            u64::try_from(picos).unwrap_or(u64::MAX)
+        }
     };
     at(flops.0, rates.compute.0).max(at(traffic.0, rates.bandwidth.0))
 }

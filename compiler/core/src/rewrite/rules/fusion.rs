@@ -36,7 +36,8 @@ pub(super) const RULES: &[Rule] = &[
         name: "group-products",
         from: "linear(x, w), linear(x, v)",
         to: "parts of linear(x, w, v)",
-        condition: "all have a bias or none has; of all products of x at once: queries, keys and values, or gate and up",
+        condition: "they belong to the forward pass, all have a bias or none has; of all products of x at once: queries, keys and \
+                    values, or gate and up",
         reason: "products of one operand read it once, in one kernel",
         apply: group,
     },
@@ -260,7 +261,7 @@ fn residual(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
 
 fn group(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     let is_single = |class: Id| matches!(egraph[class].data.ty, Type::PerToken { .. });
-    if term.head != Head::Op(Op::Linear) || !is_single(class) {
+    if term.head != Head::Op(Op::Linear) || !is_single(class) || egraph[class].data.backward {
         return Vec::new();
     }
     // Of whole sequences that are cut there is nothing to compute.
@@ -272,7 +273,7 @@ fn group(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     let readers: Vec<Id> = egraph[x].parents().collect();
     for other in readers.into_iter().map(|reader| egraph.find(reader)) {
         let fact = &egraph[other].data;
-        let alike = is_single(other) && fact.backward == egraph[class].data.backward;
+        let alike = is_single(other) && !fact.backward;
         let product = |of: &&Term| {
             of.head == Head::Op(Op::Linear)
                 && of.children.len() == term.children.len()

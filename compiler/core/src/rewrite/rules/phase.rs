@@ -70,6 +70,11 @@ fn recompute(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
     let mut equal = Vec::new();
     for of in egraph[term.children[0]].nodes.clone() {
         let Head::Op(op) = &of.head else { continue };
+        // Of products of one operand those are computed again that are needed, one by one.
+        let is_product = |term: &Term| term.head == Head::Op(Op::Linear);
+        if matches!(op, Op::Part(_)) && egraph[of.children[0]].nodes.iter().any(is_product) {
+            continue;
+        }
         // The loss is counted once.
         let repeats = !matches!(op, Op::CrossEntropy { .. }) && !of.children.is_empty();
         if repeats {

@@ -114,6 +114,7 @@ fn phases() {
         layer.unary("y", Unary::Relu, h)
     });
     golden("keep", &[], false, &layer);
+    golden("offload", &[], false, &layer);
     golden("recompute", &[], false, &layer);
 }
 
@@ -142,4 +143,15 @@ fn fusion() {
         layer.add("y", a, b)
     });
     golden("fuse-product", &[], false, &products);
+    golden("group-products", &[], false, &products);
+}
+
+#[test]
+fn every_rule_has_a_golden() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/rewrite/rules/snapshots");
+    let file = |rule: &Rule| format!("pipec_compiler__rewrite__rules__tests__{}.snap", rule.name);
+    let there =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let there: BTreeSet<String> = there.filter(|name| name.ends_with(".snap")).collect();
+    assert_eq!(there, rules().iter().map(file).collect());
 }
