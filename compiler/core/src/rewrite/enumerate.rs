@@ -1,6 +1,8 @@
-//! Brute force against the extraction: on small layers, every way to pick one term for each class that is needed.
+//! Brute force against the extraction: on small layers, every way to pick one term for each class that is needed, in all
+//! three prices.
 
 use super::extract::{Choice, front};
+use super::price::{Price, Rates};
 use super::tests::{RATES, extents};
 use super::{EGraph, choices, roots, rules, saturate};
 use crate::graph::samples::Sample;
@@ -21,7 +23,7 @@ struct Ways<'a> {
     picked: BTreeMap<Id, Vec<Id>>,
     /// How many ways there are, and the prices that they have.
     count: usize,
-    prices: BTreeSet<(u64, u64)>,
+    prices: BTreeSet<Price>,
 }
 
 impl Ways<'_> {
@@ -40,7 +42,7 @@ impl Ways<'_> {
         }
     }
 
-    fn enumerate(&mut self, mut open: Vec<Id>, time: u64, kept: u64) {
+    fn enumerate(&mut self, mut open: Vec<Id>, price: Price) {
         while open.last().is_some_and(|class| self.picked.contains_key(class)) {
             open.pop();
         }
@@ -48,7 +50,7 @@ impl Ways<'_> {
             if !self.is_circular() {
                 self.count += 1;
                 assert!(self.count <= MOST_WAYS, "too many ways");
-                self.prices.insert((time, kept));
+                self.prices.insert(price);
             }
             return;
         };
@@ -57,33 +59,34 @@ impl Ways<'_> {
                 choice.term.children.iter().map(|&child| self.egraph.find(child)).collect();
             let open = open.iter().chain(&operands).copied().collect();
             self.picked.insert(class, operands);
-            self.enumerate(open, time + choice.price.time, kept + choice.price.kept);
+            self.enumerate(open, price + choice.price);
         }
         self.picked.remove(&class);
     }
 }
 
-/// The number of ways and their exact front, against the extraction's.
-fn compare(layer: &Layer, lengths: &[u64]) -> (usize, usize) {
+/// The number of ways and of those on their exact front, against the extraction's.
+fn compare(layer: &Layer, lengths: &[u64], host: bool) -> (usize, usize) {
     let graph: Graph = build(layer, DType::F32);
     let extents = extents(lengths);
     let saturated = saturate(&graph, lengths.len() > 1, &rules());
     let egraph = &saturated.egraph;
     let roots: Vec<Id> = roots(&graph).map(|node| egraph.find(saturated.classes[node])).collect();
-    let choices = |class: Id| choices(egraph, class, &extents, RATES);
+    let choices = |class: Id| choices(egraph, class, &extents, Rates { host, ..RATES });
     let all = egraph.classes().map(|class| (class.id, choices(class.id))).collect();
     let mut ways = Ways { egraph, choices: all, picked: BTreeMap::new(), count: 0, prices: BTreeSet::new() };
-    ways.enumerate(roots.clone(), 0, 0);
-    let mut exact: Vec<(u64, u64)> = Vec::new();
-    // Ascending in time, so that one stays that keeps less than all before it.
-    for (time, kept) in ways.prices {
-        if exact.last().is_none_or(|&(_, least)| kept < least) {
-            exact.push((time, kept));
+    ways.enumerate(roots.clone(), Price::default());
+    // Ascending, so that what is at most in every price comes before.
+    let mut exact: Vec<Price> = Vec::new();
+    for price in ways.prices {
+        let is_at_most = |other: &Price| other.kept <= price.kept && other.offloaded <= price.offloaded;
+        if !exact.iter().any(is_at_most) {
+            exact.push(price);
         }
     }
-    let found = front(egraph, &roots, choices);
-    let found: Vec<(u64, u64)> = found.ways.iter().map(|way| (way.price.time, way.price.kept)).collect();
-    assert_eq!(found, exact, "{} {lengths:?}: of {} ways", layer.name, ways.count);
+    let found: Vec<Price> = front(egraph, &roots, choices).ways.iter().map(|way| way.price).collect();
+    assert_eq!(found, exact, "{} {lengths:?}, host {host}: of {} ways", layer.name, ways.count);
+    assert_eq!(exact.iter().any(|price| price.offloaded > 0), host);
     (ways.count, exact.len())
 }
 
@@ -121,14 +124,26 @@ fn attention() -> Layer {
     layer.output(&[o])
 }
 
-#[test]
-fn the_front_is_exact() {
+/// The ways of some layers, whole and in slices.
+fn counted(host: bool) -> String {
     let mut text = String::new();
     for layer in [gated(), branch(), attention()] {
         for lengths in [&[64][..], &[40, 24]] {
-            let (ways, front) = compare(&layer, lengths);
+            let (ways, front) = compare(&layer, lengths, host);
             text += &format!("{} {lengths:?}: {ways} ways, {front} on the front\n", layer.name);
         }
     }
-    insta::assert_snapshot!(text);
+    text
+}
+
+/// In time and bytes kept.
+#[test]
+fn the_front_is_exact() {
+    insta::assert_snapshot!(counted(false));
+}
+
+/// In bytes through the host too.
+#[test]
+fn the_front_with_offloading_is_exact() {
+    insta::assert_snapshot!(counted(true));
 }
