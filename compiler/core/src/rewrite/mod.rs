@@ -12,6 +12,8 @@
 #[cfg(test)]
 mod enumerate;
 mod extract;
+#[cfg(test)]
+mod integer;
 mod price;
 mod rules;
 #[cfg(test)]
