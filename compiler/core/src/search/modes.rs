@@ -8,6 +8,9 @@
 //!
 //! It deliberately makes no order and no program: `pipeline` asks it again with what a program lacked.
 
+#[cfg(test)]
+mod tests;
+
 use crate::lower::functions::{StageFunctions, Wanted, stage_functions};
 use crate::lower::{Host, Memory, Stages, TRAVELLING, hosts, unit, workspace};
 use crate::mode::{Forms, Layers, ModeId, VariantId, levels};
@@ -566,11 +569,13 @@ struct Pick {
     bound: u64,
     /// The bytes that are left when least are.
     slack: u64,
+    /// The bytes that go to the host and are not carried in time.
+    late: u64,
 }
 
 impl Device {
-    /// The fastest modes that fit. Several limits of the workspace are tried: passes of a device use it one after the other, so
-    /// that the largest counts, and only once.
+    /// The fastest modes that fit, before all those whose copies keep up. Several limits of the workspace are tried: passes of a
+    /// device use it one after the other, so that the largest counts, and only once.
     fn pick(&self) -> Option<Pick> {
         let workspace =
             |choices: &Vec<Choice>| choices.iter().map(|choice| choice.workspace).min().unwrap_or(0);
@@ -582,9 +587,16 @@ impl Device {
         // As if every choice had the least workspace.
         let bound = self.within(least, u64::MAX)?.carry()?.bound;
         let mut best: Option<Pick> = None;
-        for level in tried.into_iter().filter_map(|level| levels.get(level).copied()) {
+        let others = (0..levels.len()).filter(|level| !tried.contains(level));
+        for place in tried.iter().copied().chain(others) {
+            // The others only where none of these fits.
+            if best.is_some() && !tried.contains(&place) {
+                break;
+            }
+            let Some(&level) = levels.get(place) else { continue };
             let Some(pick) = self.within(level, level).and_then(|device| device.carry()) else { continue };
-            if best.as_ref().is_none_or(|best| pick.time < best.time) {
+            let rank = |pick: &Pick| (pick.late, pick.time);
+            if best.as_ref().is_none_or(|best| rank(&pick) < rank(best)) {
                 best = Some(pick);
             }
         }
@@ -608,8 +620,8 @@ impl Device {
         if self.is_carried(&free.0) {
             return Some(self.picked(&free.0, free.1 / 1000));
         }
-        let Some(mut best) = self.priced(DEAREST) else { return Some(self.picked(&free.0, free.1 / 1000)) };
         let mut bound = free.1 / 1000;
+        let mut best = self.priced(DEAREST).unwrap_or(free);
         let (mut low, mut high) = (0, DEAREST);
         while high - low > 1 + high / 16 {
             let toll = low + (high - low) / 2;
@@ -633,7 +645,8 @@ impl Device {
             limit.saturating_sub(self.sum(path, |choice| choice.loads[moment]))
         };
         let slack = self.limits.iter().enumerate().map(left).min().unwrap_or(0);
-        Pick { modes: modes.collect(), time: self.time(path), bound, slack }
+        let late = self.sum(path, |choice| choice.offloaded).saturating_sub(self.carried);
+        Pick { modes: modes.collect(), time: self.time(path), bound, slack, late }
     }
 
     /// The cheapest choices within the memory of the device, and a bound of what any cost.
