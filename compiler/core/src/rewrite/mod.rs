@@ -10,6 +10,8 @@
 //! choose. Types of egg stay in here.
 
 #[cfg(test)]
+mod chain;
+#[cfg(test)]
 mod enumerate;
 mod extract;
 #[cfg(test)]
