@@ -36,30 +36,33 @@ fn table() -> String {
 
 fn layers() -> String {
     let mut text =
-        "| model | layer | terms | saturated | classes | rounds | modes | in two slices |\n".to_owned();
-    text += "| --- | --- | --- | --- | --- | --- | --- | --- |\n";
+        "| model | layer | terms | saturated | classes | rounds | modes | in two slices | with `offload` |\n"
+            .to_owned();
+    text += "| --- | --- | --- | --- | --- | --- | --- | --- | --- |\n";
     for model in MODELS {
         let Resolution { spec, .. } = spec(&format!(
             "train {{ seq: 2048, global_batch: 1, micro_batch: 1, precision: bf16, optimizer: adamw {{ lr: 1e-4 }} }}
             pipeline {{ model: std::models::{model}, cluster: std::clusters::dgx_h100 }}"
         ));
         for graph in graphs(&spec.model, spec.train.precision).values() {
-            let of = |lengths: &[u64]| {
+            let of = |lengths: &[u64], host: bool| {
                 let extents: Vec<Extent<'_>> = (0..lengths.len())
                     .map(|slice| Extent { sequences: 1, lengths, slice, reach: None })
                     .collect();
-                layer(graph, &extents, Rates::of(&spec)).unwrap()
+                layer(graph, &extents, Rates { host, ..Rates::of(&spec) }).unwrap()
             };
-            let ((whole, summary), (sliced, _)) = (of(&[2048]), of(&[1024, 1024]));
+            let (whole, summary) = of(&[2048], false);
+            let ((sliced, _), (offloaded, _)) = (of(&[1024, 1024], false), of(&[2048], true));
             text += &format!(
-                "| {model} | {} | {} | {} | {} | {} | {} | {} |\n",
+                "| {model} | {} | {} | {} | {} | {} | {} | {} | {} |\n",
                 graph.name,
                 summary.terms_before,
                 summary.terms,
                 summary.classes,
                 summary.rounds,
                 whole.modes.len(),
-                sliced.modes.len()
+                sliced.modes.len(),
+                offloaded.modes.len()
             );
         }
     }
