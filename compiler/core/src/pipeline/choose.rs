@@ -39,6 +39,10 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
                 Ok(fitted) => {
                     fitting += 1;
                     first = first.or(Some(makespan));
+                    if is_large(&fitted.order) {
+                        best = Some((Nanos::ZERO, chosen.modes, plan));
+                        break;
+                    }
                     let fitted = apart(task, fitted)?;
                     let program = proved(fitted.lowered.program)?;
                     let time = simulate(&program, &Costs::roofline(&program)).makespan();
@@ -70,6 +74,11 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
     apart(task, fitted)
 }
 
+/// Whether programs are too large to be simulated for a choice: then the times of the plan decide.
+fn is_large(order: &Schedule) -> bool {
+    order.devices.values().map(Vec::len).sum::<usize>() > search::modes::MOST_STEPS
+}
+
 /// The same with what is computed again as passes of their own, where memory is left for what they make: such a pass runs right before
 /// the backward pass, and while that would wait for its gradient.
 fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
@@ -92,7 +101,7 @@ fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
                     let program = proved(program.clone())?;
                     Ok(simulate(&program, &Costs::roofline(&program)).makespan())
                 };
-                if time(&lowered.program)? < time(&fitted.lowered.program)? {
+                if is_large(&fitted.order) || time(&lowered.program)? < time(&fitted.lowered.program)? {
                     (fitted.laid.stages, fitted.lowered) = (functions, lowered);
                 }
                 break;

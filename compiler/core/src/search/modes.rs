@@ -30,6 +30,9 @@ pub(crate) const MOST_TURNS: usize = 6;
 /// How many of the shortest steps that fit are simulated.
 pub(crate) const MOST_CANDIDATES: usize = 4;
 
+/// The most passes of a replica whose programs are simulated to be compared.
+pub(crate) const MOST_STEPS: usize = 50_000;
+
 /// How many limits of the workspace are tried.
 const MOST_LEVELS: usize = 4;
 
