@@ -28,10 +28,11 @@ impl<'a> Terms<'a> {
         let mut terms = Self { egraph, roots: roots.to_vec(), choices: BTreeMap::new() };
         let mut open = roots.to_vec();
         while let Some(class) = open.pop() {
-            if !terms.choices.contains_key(&class) {
-                terms.choices.insert(class, choices(class));
-                open.extend(terms.children(class));
+            if terms.choices.contains_key(&class) {
+                continue;
             }
+            terms.choices.insert(class, choices(class));
+            open.extend(terms.children(class));
         }
         assert!(!terms.is_circular());
         terms

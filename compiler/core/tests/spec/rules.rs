@@ -3,8 +3,9 @@
 use super::support::{filled, repository, settle, spec};
 use pipec_compiler::graph::graphs;
 use pipec_compiler::mode::Extent;
-use pipec_compiler::rewrite::{Rates, layer, rules};
+use pipec_compiler::rewrite::{Rates, Rule, layer, rules};
 use pipec_compiler::spec::{Level, Resolution};
+use std::collections::BTreeSet;
 
 const PAGE: &str = "docs/rules.md";
 
@@ -74,6 +75,16 @@ fn the_page_of_rules_is_what_the_rules_are() {
     let page = std::fs::read_to_string(repository().join(PAGE)).unwrap();
     let expected = filled(&filled(&page, "rules", &table()), "layers", &layers());
     settle(PAGE, &page, &expected);
+}
+
+#[test]
+fn every_rule_has_a_golden() {
+    let folder = repository().join("compiler/core/src/rewrite/rules/snapshots");
+    let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name().into_string().unwrap();
+    let there: BTreeSet<String> =
+        std::fs::read_dir(folder).unwrap().map(name).filter(|name| name.ends_with(".snap")).collect();
+    let file = |rule: &Rule| format!("pipec_compiler__rewrite__rules__tests__{}.snap", rule.name);
+    assert_eq!(there, rules().iter().map(file).collect());
 }
 
 /// The bytes per token that each option keeps of the layer of a model, in bf16.
