@@ -145,38 +145,50 @@ fn steps(front: &[Way]) -> Vec<Price> {
     [most].into_iter().chain(fewer).collect()
 }
 
-/// A grid from nothing to the most that is kept and offloaded: a front in three prices has hundreds of ways, a limit of both
-/// bytes takes up to half a second.
+/// A grid from nothing to the most that is kept and offloaded: a front in three prices has hundreds of ways, and where both
+/// bytes are scarce a program takes many times as long.
 fn grid(front: &[Way]) -> Vec<Price> {
     const COUNT: u64 = 5;
     let most = |bytes: fn(&Price) -> u64| front.iter().map(|way| bytes(&way.price)).max().unwrap();
     let (kept, offloaded) = (most(|price| price.kept), most(|price| price.offloaded));
     assert!(kept > 0 && offloaded > 0);
     let at = |most: u64, place: u64| most * place / (COUNT - 1);
-    let place = |place: u64| Price {
+    let point = |place: u64| Price {
         kept: at(kept, place / COUNT),
         offloaded: at(offloaded, place % COUNT),
         ..Price::default()
     };
-    (0..COUNT * COUNT).map(place).collect()
+    (0..COUNT * COUNT).map(point).collect()
 }
 
 fn llama() -> Layer {
     samples::llama_layer(64, 4, 2, 96, Mask::Causal)
 }
 
-#[test]
-fn no_way_is_faster_within_any_bytes() {
-    for (layer, lengths) in [(llama(), &[64][..]), (llama(), &[40, 24]), (samples::gpt_layer(64, 4), &[64])] {
-        // What is less than the least of the front.
-        assert_eq!(compare(&layer, lengths, false, steps), 1);
-    }
+/// No way is faster, nor is there one below the front.
+fn check(layer: &Layer, lengths: &[u64]) {
+    assert_eq!(compare(layer, lengths, false, steps), 1);
 }
 
 #[test]
-fn no_way_is_faster_within_any_bytes_on_both_sides() {
+fn no_way_of_llama_is_faster() {
+    check(&llama(), &[64]);
+}
+
+#[test]
+fn no_way_of_llama_in_slices_is_faster() {
+    check(&llama(), &[40, 24]);
+}
+
+#[test]
+fn no_way_of_gpt_is_faster() {
+    check(&samples::gpt_layer(64, 4), &[64]);
+}
+
+#[test]
+fn no_way_that_offloads_is_faster() {
     for layer in [llama(), samples::gpt_layer(64, 4)] {
-        // Nothing at all.
+        // There is none that neither keeps nor offloads anything.
         assert_eq!(compare(&layer, &[64], true, grid), 1);
     }
 }
