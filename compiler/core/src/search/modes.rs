@@ -656,8 +656,14 @@ impl Device {
     fn priced(&self, toll: Toll) -> Option<(Vec<usize>, u64)> {
         let mut bound = 0;
         for (moment, &limit) in self.limits.iter().enumerate() {
-            let path = self.least(limit, toll, |choice| choice.loads[moment])?;
-            let cost = self.cost(&path, toll);
+            let Least { path, is_exact } = self.least(limit, toll, |choice| choice.loads[moment])?;
+            // Where points were left out nothing is known but that no piece is cheaper than its cheapest.
+            let cheapest =
+                |choices: &Vec<Choice>| choices.iter().map(|choice| choice.cost(toll)).min().unwrap_or(0);
+            let cost = match is_exact {
+                true => self.cost(&path, toll),
+                false => self.items.iter().map(cheapest).fold(0, u64::saturating_add),
+            };
             bound = bound.max(cost);
             if self.fits(&path) {
                 return Some((path, cost));
@@ -667,7 +673,7 @@ impl Device {
         let least = self.limits.iter().copied().min().unwrap_or(0);
         let envelope = self.least(least, toll, |choice| choice.loads.iter().copied().max().unwrap_or(0));
         let mut path = match envelope {
-            Some(path) => path,
+            Some(least) => least.path,
             None => self.smallest(),
         };
         if !self.fits(&path) {
@@ -688,7 +694,8 @@ impl Device {
     }
 
     /// The positions of the cheapest choices whose loads add up to at most a limit.
-    fn least(&self, limit: u64, toll: Toll, load: impl Fn(&Choice) -> u64) -> Option<Vec<usize>> {
+    fn least(&self, limit: u64, toll: Toll, load: impl Fn(&Choice) -> u64) -> Option<Least> {
+        let mut is_exact = true;
         let mut fronts: Vec<Vec<Point>> = vec![vec![Point { load: 0, cost: 0, before: 0, choice: 0 }]];
         let mut worth: Vec<Point> = Vec::new();
         for (number, choices) in self.items.iter().enumerate() {
@@ -715,10 +722,12 @@ impl Device {
                 next = merged(&next, sums);
             }
             while next.len() > MOST_POINTS {
-                let mut number = 0;
+                is_exact = false;
+                // The last is the cheapest.
+                let (mut number, last) = (0, next.len());
                 next.retain(|_| {
                     number += 1;
-                    number % 2 == 1
+                    number % 2 == 1 || number == last
                 });
             }
             fronts.push(next);
@@ -730,7 +739,7 @@ impl Device {
             at = front[at].before;
         }
         path.reverse();
-        Some(path)
+        Some(Least { path, is_exact })
     }
 
     /// Takes cheaper choices, the one that gains most first, while all fits.
@@ -791,6 +800,12 @@ impl Device {
     fn cost(&self, path: &[usize], toll: Toll) -> u64 {
         self.sum(path, |choice| choice.cost(toll))
     }
+}
+
+/// The cheapest choices found, and whether there are none cheaper.
+struct Least {
+    path: Vec<usize>,
+    is_exact: bool,
 }
 
 /// A sum over some pieces: the last choice and the sum before it.
