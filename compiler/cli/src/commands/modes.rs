@@ -6,7 +6,7 @@ use crate::report::Reporter;
 use crate::show::Table;
 use pipec_compiler::mode::{self, Layers};
 use pipec_compiler::pipeline::{Better, Reason};
-use pipec_program::Bytes;
+use pipec_program::{Bytes, Nanos};
 
 pub(super) fn execute(arguments: &ModesArguments, reporter: Reporter) -> Result<(), Failure> {
     let loaded = load::spec(&arguments.input, reporter)?;
@@ -16,6 +16,12 @@ pub(super) fn execute(arguments: &ModesArguments, reporter: Reporter) -> Result<
     }
     let reasons = compiled.reasons(&loaded.resolution.spec.model);
     print!("{}", table(&compiled.layers, &reasons));
+    if compiled.gap > Nanos::ZERO {
+        println!(
+            "no choice is known to be the best: at most {} less of a micro-batch on any device",
+            compiled.gap
+        );
+    }
     Ok(())
 }
 

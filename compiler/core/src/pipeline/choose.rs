@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitted, Error> {
     let allowed = Allowed::new(task.spec, task.layers);
     let mut reserve: Option<IdVec<DeviceId, u64>> = None;
-    let mut best: Option<(Nanos, Vec<ModeId>, Plan)> = None;
+    let mut best: Option<(Nanos, Chosen, Plan)> = None;
     let mut tried: BTreeSet<(Vec<ModeId>, Vec<usize>)> = BTreeSet::new();
     for _ in 0..search::MOST_ROUNDS {
         let mut lacks: Option<(IdVec<DeviceId, u64>, IdVec<DeviceId, Bytes>)> = None;
@@ -40,14 +40,14 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
                     fitting += 1;
                     first = first.or(Some(makespan));
                     if is_large(&fitted.order) {
-                        best = Some((Nanos::ZERO, chosen.modes, plan));
+                        best = Some((Nanos::ZERO, chosen, plan));
                         break;
                     }
                     let fitted = apart(task, fitted)?;
                     let program = proved(fitted.lowered.program)?;
                     let time = simulate(&program, &Costs::roofline(&program)).makespan();
                     if best.as_ref().is_none_or(|(least, ..)| time < *least) {
-                        best = Some((time, chosen.modes, plan));
+                        best = Some((time, chosen, plan));
                     }
                 }
                 // The first is the one that would be fastest.
@@ -64,14 +64,14 @@ pub(super) fn chosen(task: Task<'_>, observer: &mut dyn Observer) -> Result<Fitt
             *bytes += if lacks > 0 { free[device] + lacks } else { 0 };
         }
     }
-    let (modes, cut) = match &best {
-        Some((_, modes, plan)) => (modes.clone(), Some(plan)),
+    let (modes, cut, gap) = match &best {
+        Some((_, chosen, plan)) => (chosen.modes.clone(), Some(plan), chosen.gap),
         // What keeps least tells best what is lacking.
-        None => (allowed.least(), None),
+        None => (allowed.least(), None, 0),
     };
     let laid = lay(task, &modes, cut, observer)?;
     let fitted = fit(task, laid, observer).map_err(|lack| lack.error(task))?;
-    apart(task, fitted)
+    Ok(Fitted { gap: Nanos(gap), ..apart(task, fitted)? })
 }
 
 /// Whether programs are too large to be simulated for a choice: then the times of the plan decide.
@@ -115,7 +115,7 @@ fn apart(task: Task<'_>, mut fitted: Fitted) -> Result<Fitted, Error> {
                 pieces.iter_mut().filter(|(stage, _)| lacks(**stage)).for_each(|(_, count)| *count /= 2);
                 pieces.retain(|_, count| *count > 0);
             }
-            Ok(_) | Err(_) => break,
+            Ok(_) | Err(LowerError::Deadlock(_) | LowerError::Step(_) | LowerError::Problem(_)) => break,
         }
     }
     Ok(fitted)
@@ -146,7 +146,9 @@ fn candidates(
     let mut candidates: Vec<Candidate> = Vec::new();
     let mut shortest = u64::MAX;
     let mut prices: Option<Prices> = None;
-    let mut known: Vec<(Schedule, Pace, Room, Vec<usize>)> = Vec::new();
+    // Different orders, and what has been chosen for each.
+    let mut orders: Vec<Schedule> = Vec::new();
+    let mut known: Vec<(usize, Pace, Room, Vec<usize>)> = Vec::new();
     let seeds = allowed.seeds(layers, &spec.model.pieces, adapts);
     let paces = Pace::all(spec.pipeline.offload);
     for (seed, &pace) in seeds.into_iter().flat_map(|seed| paces.iter().map(move |pace| (seed.clone(), pace)))
@@ -195,12 +197,17 @@ fn candidates(
             });
             let plan = laid.plan.replica();
             // The same order in the same room leads to the same modes.
-            let met = (order.clone(), pace, room.clone(), laid.plan.bounds());
+            let number = orders.iter().position(|other| *other == order).unwrap_or_else(|| {
+                orders.push(order);
+                orders.len() - 1
+            });
+            let met = (number, pace, room.clone(), laid.plan.bounds());
             if known.contains(&met) {
                 break;
             }
             known.push(met);
-            let ordered = Ordered { plan: &plan, problem: &laid.replica, order: &order, room: &room, pace };
+            let order = &orders[number];
+            let ordered = Ordered { plan: &plan, problem: &laid.replica, order, room: &room, pace };
             match search::modes::choose(prices, spec, allowed, ordered) {
                 Some(next) if next.modes != chosen.modes => chosen = next,
                 Some(_) | None => break,

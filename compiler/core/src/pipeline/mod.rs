@@ -18,7 +18,7 @@ use complain::{advised, not_sliceable, over_limit, refused, too_little};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::id::IdVec;
 use pipec_program::text::print_with_lines;
-use pipec_program::{Bytes, DeviceId, Program, Verified, Violations, verify};
+use pipec_program::{Bytes, DeviceId, Nanos, Program, Verified, Violations, verify};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -31,6 +31,9 @@ pub struct Compiled {
     pub layers: Layers,
     /// The mode of every piece.
     pub modes: Vec<ModeId>,
+    /// How much less than in these modes the passes of a device over a micro-batch might take in others that fit, at most, as far as
+    /// is known; zero where nothing was chosen, or where no choice is better.
+    pub gap: Nanos,
     /// The cut and its placement.
     pub plan: Plan,
     /// What the order of passes is made for.
@@ -186,7 +189,7 @@ fn compiled(
         Some(given) => Some(given.to_vec()),
         None => (!is_open).then(|| modes(&layers, &spec.model, recompute, offload)),
     };
-    let Fitted { laid, order, schedule, lowered } = match modes {
+    let Fitted { laid, order, schedule, lowered, gap } = match modes {
         None => chosen(task, observer)?,
         Some(modes) => {
             let laid = lay(task, &modes, None, observer)?;
@@ -198,7 +201,7 @@ fn compiled(
     let Lowered { program, arenas, hosts } = lowered;
     let program = proved(program)?;
     observer.stage(Stage::Program(&program));
-    Ok(Compiled { layers, modes, plan, problem, schedule, replica, order, program, arenas, hosts })
+    Ok(Compiled { layers, modes, gap, plan, problem, schedule, replica, order, program, arenas, hosts })
 }
 
 /// What is cut, ordered and lowered.
@@ -262,6 +265,8 @@ struct Fitted {
     order: Schedule,
     schedule: Schedule,
     lowered: Lowered,
+    /// How much better a choice of modes may be.
+    gap: Nanos,
 }
 
 /// Why there is no order that fits.
@@ -310,7 +315,7 @@ fn fit(task: Task<'_>, mut laid: Laid, observer: &mut dyn Observer) -> Result<Fi
         }
         let (diagnostic, lacking) = match lower(spec, origins, &laid.plan, &laid.stages, &schedule, inputs) {
             Ok(lowered) => match search::over(spec.pipeline.schedule, &lowered.arenas) {
-                None => return Ok(Fitted { laid, order, schedule, lowered }),
+                None => return Ok(Fitted { laid, order, schedule, lowered, gap: Nanos::ZERO }),
                 Some(lacking) => (Box::new(over_limit(origins, &lacking)), lacking),
             },
             Err(LowerError::Memory { diagnostic, lacking }) => (diagnostic, lacking),

@@ -324,6 +324,7 @@ pub(crate) fn choose(
     let hosts = hosts(&spec.cluster, ordered.plan.devices.len());
     let slack = IdVec::new();
     let mut chosen = Chosen { modes: vec![ModeId(0); pieces.len()], gap: 0, slack };
+    let mut picked: Vec<Option<ModeId>> = vec![None; pieces.len()];
     let mut known: BTreeMap<Device, Pick> = BTreeMap::new();
     for (device, chunks) in ordered.plan.devices.iter() {
         let moments = moments(ordered, device);
@@ -381,8 +382,16 @@ pub(crate) fn choose(
         chosen.gap = chosen.gap.max(pick.time - pick.bound);
         chosen.slack.push(pick.slack);
         for (piece, mode) in numbers.into_iter().zip(pick.modes) {
-            // Of a piece with a copy on another device the slower choice keeps less.
-            chosen.modes[piece] = chosen.modes[piece].max(mode);
+            // A piece with a copy on another device takes what keeps less there.
+            let kept = |mode: ModeId| {
+                let Kept { saved, held, .. } = prices.layers[pieces[piece].layer][mode].kept;
+                saved + held
+            };
+            let keeps_less = picked[piece].is_none_or(|other| kept(mode) < kept(other));
+            if keeps_less {
+                picked[piece] = Some(mode);
+                chosen.modes[piece] = mode;
+            }
         }
     }
     Some(chosen)
