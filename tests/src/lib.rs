@@ -152,6 +152,22 @@ pub fn run(engine: &mut Engine, steps: u64) -> Vec<Metrics> {
     go_on(engine, Progress { step: 0, sequences: 0 }, steps)
 }
 
+/// Trains two steps and checks that the bytes touched in every arena are those that were planned; returns the losses. Touching is
+/// seen by lines of 64 bytes, and the last tensor may end inside one.
+///
+/// # Panics
+/// When the run fails, or touches more or less.
+pub fn touches_what_was_planned(program: &Arc<Verified>, what: &str) -> Vec<f64> {
+    let mut engine = engine(program, Kind::Cpu, Options { paint: true });
+    let losses = run(&mut engine, 2).iter().map(|metrics| metrics.loss).collect();
+    let touched = engine.touched();
+    for ((device, space), planned) in engine.arena_bytes() {
+        let high_water = touched[&(device, space)].high_water;
+        assert_eq!(high_water.align_up(64), planned.align_up(64), "{what} {device} {space:?}");
+    }
+    losses
+}
+
 /// Trains on from where the state of the engine is.
 ///
 /// # Panics

@@ -4,8 +4,7 @@ use pipec_compiler::spec::{Cut, Resolution, Schedule};
 use pipec_program::memory::memory;
 use pipec_program::simulate::simulate;
 use pipec_program::{Costs, Space};
-use pipec_runtime::engine::Options;
-use pipec_tests::{Kind, compile, engine, replan, resolve, run};
+use pipec_tests::{compile, replan, resolve, touches_what_was_planned};
 use std::sync::Arc;
 
 #[test]
@@ -19,14 +18,7 @@ fn runs_touch_what_was_planned() {
     ] {
         let spec = replan(&spec, devices, schedule, Cut::Balanced);
         let program = Arc::new(compile(&spec, &origins).unwrap().program);
-        let mut engine = engine(&program, Kind::Cpu, Options { paint: true });
-        run(&mut engine, 2);
-        let touched = engine.touched();
-        for ((device, space), planned) in engine.arena_bytes() {
-            let high_water = touched[&(device, space)].high_water;
-            // Touching is seen by lines of 64 bytes, and the last tensor may end inside one.
-            assert_eq!(high_water.align_up(64), planned.align_up(64), "{schedule:?} {device} {space:?}");
-        }
+        touches_what_was_planned(&program, &format!("{schedule:?}"));
     }
 }
 

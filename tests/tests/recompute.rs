@@ -13,7 +13,7 @@ use pipec_program::{
     Bytes, Category, Costs, FlopsPerSecond, Instruction, Pass, Program, QueueKind, Space, Work,
 };
 use pipec_runtime::engine::Options;
-use pipec_tests::{Kind, compile, engine, losses, replan, resolve, run};
+use pipec_tests::{Kind, compile, engine, losses, replan, resolve, run, touches_what_was_planned};
 use std::sync::Arc;
 
 fn schedules() -> [Schedule; 4] {
@@ -65,13 +65,7 @@ fn runs_touch_what_was_planned() {
         let mut spec = replan(&spec, 2, Schedule::OneFOneB, Cut::Balanced);
         spec.pipeline.recompute = Recompute::Every(level);
         let program = Arc::new(compile(&spec, &origins).unwrap().program);
-        let mut engine = engine(&program, Kind::Cpu, Options { paint: true });
-        run(&mut engine, 2);
-        let touched = engine.touched();
-        for ((device, space), planned) in engine.arena_bytes() {
-            let high_water = touched[&(device, space)].high_water;
-            assert_eq!(high_water.align_up(64), planned.align_up(64), "{level:?} {device} {space:?}");
-        }
+        touches_what_was_planned(&program, level.name());
     }
 }
 
@@ -124,13 +118,7 @@ fn devices_and_hosts_touch_what_was_planned() {
         let spec = staged(&spec, schedule, Recompute::default(), Offload::Part(part));
         let compiled = compile(&spec, &origins).unwrap();
         assert!(compiled.hosts.values().any(|host| host.end > Bytes::ZERO));
-        let mut engine = engine(&Arc::new(compiled.program), Kind::Cpu, Options { paint: true });
-        run(&mut engine, 2);
-        let touched = engine.touched();
-        for ((device, space), planned) in engine.arena_bytes() {
-            let high_water = touched[&(device, space)].high_water;
-            assert_eq!(high_water.align_up(64), planned.align_up(64), "{schedule:?} {device} {space:?}");
-        }
+        touches_what_was_planned(&Arc::new(compiled.program), &format!("{schedule:?}"));
     }
 }
 
@@ -247,14 +235,8 @@ fn recomputation_moves_into_idle_time_where_memory_is_left() {
                 continue;
             }
             found += 1;
-            let mut engine = engine(&program, Kind::Cpu, Options { paint: true });
-            let seen: Vec<f64> = run(&mut engine, 2).iter().map(|metrics| metrics.loss).collect();
+            let seen = touches_what_was_planned(&program, &format!("{schedule:?}"));
             assert_eq!(seen, kept, "{schedule:?} in {memory}");
-            let touched = engine.touched();
-            for ((device, space), planned) in engine.arena_bytes() {
-                let high_water = touched[&(device, space)].high_water;
-                assert_eq!(high_water.align_up(64), planned.align_up(64), "{schedule:?} {device} {space:?}");
-            }
         }
     }
     assert!(found > 0, "nothing was moved");

@@ -17,10 +17,7 @@ pub(super) fn execute(arguments: &ModesArguments, reporter: Reporter) -> Result<
     let reasons = compiled.reasons(&loaded.resolution.spec.model);
     print!("{}", table(&compiled.layers, &reasons));
     if compiled.gap > Nanos::ZERO {
-        println!(
-            "no choice is known to be the best: at most {} less of a micro-batch on any device",
-            compiled.gap
-        );
+        println!("other choices could save a device at most {} of a micro-batch", compiled.gap);
     }
     Ok(())
 }

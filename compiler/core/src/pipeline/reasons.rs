@@ -5,7 +5,7 @@ use crate::mode::{Mode, ModeId};
 use crate::schedule::Step;
 use crate::spec::{LayerId, Model};
 use pipec_program::id::{Id, IdVec};
-use pipec_program::{Bytes, DeviceId, Nanos, Pass, StageId};
+use pipec_program::{Bytes, DeviceId, Nanos, Pass, StageId, Unit};
 use std::collections::BTreeMap;
 
 /// What the pieces of a stage of the first replica do, and what its device lacks for more speed.
@@ -80,20 +80,23 @@ impl Compiled {
         };
         let steps = || self.order.devices.values().flatten();
         let splits = steps().any(|step| matches!(step, Step::Product(..) | Step::Pass(Pass::W, _)));
+        let tokens = |unit: Unit| self.plan.lengths.get(unit.slice.index()).copied().unwrap_or(0);
+        let free = |now: &mut IdVec<StageId, u64>, unit: Unit| {
+            now[unit.stage] = now[unit.stage].saturating_sub(tokens(unit));
+        };
         for step in steps() {
             if let &Step::Product(unit, part) = step {
                 if part + 1 == self.replica.weight_parts {
-                    now[unit.stage] -= self.plan.lengths[unit.slice.index()];
+                    free(&mut now, unit);
                 }
                 continue;
             }
-            for (pass, unit) in step.passes().filter(|(pass, _)| *pass == Pass::F) {
-                debug_assert_eq!(pass, Pass::F);
-                now[unit.stage] += self.plan.lengths[unit.slice.index()];
+            for (_, unit) in step.passes().filter(|(pass, _)| *pass == Pass::F) {
+                now[unit.stage] += tokens(unit);
                 most[unit.stage] = most[unit.stage].max(now[unit.stage]);
             }
             for (_, unit) in step.passes().filter(|&(pass, _)| last(pass, splits)) {
-                now[unit.stage] -= self.plan.lengths[unit.slice.index()];
+                free(&mut now, unit);
             }
         }
         most
