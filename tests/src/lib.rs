@@ -134,7 +134,7 @@ pub enum Kind {
 /// # Panics
 /// When it cannot be made.
 pub fn engine(program: &Arc<Verified>, kind: Kind, options: Options) -> Engine {
-    Engine::new(Arc::clone(program), options, |_, description| -> Result<Box<dyn Device>, _> {
+    Engine::new(Arc::clone(program), options, |_, description, _| -> Result<Box<dyn Device>, _> {
         Ok(match kind {
             Kind::Reference => Box::new(ReferenceDevice::new()),
             Kind::Cpu => Box::new(CpuDevice::new(description.threads as usize)?),

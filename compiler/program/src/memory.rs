@@ -45,12 +45,13 @@ impl ByCategory {
 fn position(category: Category) -> usize {
     match category {
         Category::Weights => 0,
-        Category::Gradients => 1,
-        Category::Optimizer => 2,
-        Category::Activations => 3,
-        Category::Communication => 4,
-        Category::Workspace => 5,
-        Category::Data => 6,
+        Category::Loaded => 1,
+        Category::Gradients => 2,
+        Category::Optimizer => 3,
+        Category::Activations => 4,
+        Category::Communication => 5,
+        Category::Workspace => 6,
+        Category::Data => 7,
     }
 }
 

@@ -10,6 +10,10 @@
 //!
 //! Buffers of category [`Category::Weights`] and [`Category::Optimizer`] are *state*: they hold their bytes from step
 //! to step and are initialised once. All others are undefined at the start of a step (feeds are written then).
+//!
+//! State lies in the arena of its device, or in that of its host. Then weights are copied to buffers of category
+//! [`Category::Loaded`] for the passes that read them, gradients are copied to the host when they are complete, and the update
+//! runs there.
 
 use crate::function::{Function, ScalarType};
 use crate::id::{
@@ -206,6 +210,8 @@ pub struct Device {
     pub host_memory: Bytes,
     /// The rate of memory traffic.
     pub bandwidth: BytesPerSecond,
+    /// The rate of memory traffic of its share of the host.
+    pub host_bandwidth: BytesPerSecond,
     /// The links that a copy from its host arena to its device arena takes, in order; empty when the cluster does not say.
     pub upload: Vec<LinkId>,
     /// The links that a copy from its device arena to its host arena takes, in order; empty when the cluster does not say.
@@ -214,6 +220,8 @@ pub struct Device {
     pub rates: Vec<(DType, FlopsPerSecond)>,
     /// The threads of a CPU device; 1 elsewhere.
     pub threads: u32,
+    /// The threads of its share of the host.
+    pub host_threads: u32,
 }
 
 /// A link: one direction of a wire, which carries one message at a time.
@@ -245,8 +253,10 @@ pub struct Parameter {
 pub struct Placed {
     /// Its bytes.
     pub weight: View,
-    /// Its gradient.
+    /// Its gradient, to which passes add.
     pub gradient: View,
+    /// Where the update finds its gradient, on the host; none where that is [`Placed::gradient`].
+    pub landed: Option<View>,
     /// First and second moment; none where another copy is updated and this one takes its weight by a broadcast.
     pub moments: Option<[View; 2]>,
     /// The weight in f32, where [`Placed::weight`] is only its rounding to a shorter type.
@@ -321,6 +331,8 @@ pub enum Space {
 pub enum Category {
     /// Weights; state.
     Weights,
+    /// Weights that have come from the host, for as long as passes read them.
+    Loaded,
     /// Gradients of weights.
     Gradients,
     /// Moments of the optimizer; state.
@@ -337,8 +349,9 @@ pub enum Category {
 
 impl Category {
     /// All categories, in the order of reports.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Weights,
+        Self::Loaded,
         Self::Gradients,
         Self::Optimizer,
         Self::Activations,
@@ -351,6 +364,7 @@ impl Category {
     pub fn name(self) -> &'static str {
         match self {
             Self::Weights => "weights",
+            Self::Loaded => "loaded",
             Self::Gradients => "gradients",
             Self::Optimizer => "optimizer",
             Self::Activations => "activations",
@@ -364,7 +378,12 @@ impl Category {
     pub fn is_state(self) -> bool {
         match self {
             Self::Weights | Self::Optimizer => true,
-            Self::Gradients | Self::Activations | Self::Communication | Self::Workspace | Self::Data => false,
+            Self::Loaded
+            | Self::Gradients
+            | Self::Activations
+            | Self::Communication
+            | Self::Workspace
+            | Self::Data => false,
         }
     }
 }

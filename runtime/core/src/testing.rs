@@ -155,8 +155,10 @@ fn build(devices: u32, capacity: u32) -> Program {
         memory: Bytes(1 << 20),
         host_memory: Bytes(1 << 20),
         bandwidth: BytesPerSecond(1_000_000_000),
+        host_bandwidth: BytesPerSecond(1_000_000_000),
         rates: Vec::new(),
         threads: 1,
+        host_threads: 1,
         upload: Vec::new(),
         download: Vec::new(),
     };
@@ -214,6 +216,7 @@ fn build(devices: u32, capacity: u32) -> Program {
         let copy = Placed {
             weight: b.buffer(device, name, &ty, Category::Weights),
             gradient: b.buffer(device, &format!("{name}_gradient"), &ty, Category::Gradients),
+            landed: None,
             moments: Some(
                 [0, 1].map(|n| b.buffer(device, &format!("{name}_moment{n}"), &ty, Category::Optimizer)),
             ),

@@ -111,14 +111,18 @@ pub(super) fn cpu_engine(
     paint: bool,
     reporter: Reporter,
 ) -> Result<Engine, Failure> {
-    Engine::new(Arc::clone(program), Options { paint }, |_, description| {
-        Ok(Box::new(CpuDevice::new(description.threads as usize)?))
+    Engine::new(Arc::clone(program), Options { paint }, |_, description, space| {
+        let threads = match space {
+            Space::Device => description.threads,
+            Space::Host => description.host_threads,
+        };
+        Ok(Box::new(CpuDevice::new(threads as usize)?))
     })
     .map_err(|error| Failure::run(reporter, error.to_string()))
 }
 
 fn reference_engine(program: &Arc<Verified>, paint: bool, reporter: Reporter) -> Result<Engine, Failure> {
-    Engine::new(Arc::clone(program), Options { paint }, |_, _| Ok(Box::new(ReferenceDevice::new())))
+    Engine::new(Arc::clone(program), Options { paint }, |_, _, _| Ok(Box::new(ReferenceDevice::new())))
         .map_err(|error| Failure::run(reporter, error.to_string()))
 }
 

@@ -86,14 +86,18 @@ fn work(program: &Program) -> Cost {
     calls.fold(Cost::default(), |sum, cost| sum + cost)
 }
 
-/// Memory by arena: what it takes, what lives at the peak by category, and the instruction at the peak.
+/// Memory by arena: what it takes, what lives at the peak by those categories that live anywhere then, and the instruction at
+/// the peak.
 fn arenas(program: &Program, timeline: &Timeline) -> String {
+    let arenas = memory(program, timeline);
+    let lives = |category: &Category| arenas.iter().any(|arena| arena.peak.live.get(*category) > Bytes::ZERO);
+    let categories: Vec<Category> = Category::ALL.into_iter().filter(lives).collect();
     let mut header = vec!["memory", "capacity", "arena", "peak live", "packing loss"];
-    header.extend(Category::ALL.iter().map(|category| category.name()));
+    header.extend(categories.iter().map(|category| category.name()));
     header.push("peak at");
     let mut table = Table::new(&header);
     table.left.push(header.len() - 1);
-    for arena in memory(program, timeline) {
+    for arena in &arenas {
         let space = match arena.space {
             Space::Device => "device",
             Space::Host => "host",
@@ -105,7 +109,7 @@ fn arenas(program: &Program, timeline: &Timeline) -> String {
             arena.peak.live.total().to_string(),
             percent(arena.loss_share()),
         ];
-        for category in Category::ALL {
+        for &category in &categories {
             let bytes = arena.peak.live.get(category);
             row.push(if bytes == Bytes::ZERO { "-".to_owned() } else { bytes.to_string() });
         }

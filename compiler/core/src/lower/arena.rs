@@ -7,6 +7,7 @@ use super::shards::Shard;
 use super::shared::Window;
 use super::stages::Stages;
 use crate::plan::Plan;
+use crate::spec::State;
 use pipec_program::id::IdVec;
 use pipec_program::{Buffer, BufferId, Bytes, Category, Device, DeviceId, Space, StageId, View};
 use std::collections::BTreeMap;
@@ -33,14 +34,23 @@ pub struct Arena {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Fixed {
     pub(super) stages: BTreeMap<StageId, StageViews>,
-    /// The gradients of all stages.
+    /// The weights of all stages where they live, and where passes read them if that is elsewhere all the time.
+    pub(super) home: Option<View>,
+    pub(super) loaded: Option<View>,
+    /// Whether stages share parameters, so that their bytes are common.
+    pub(super) shares: bool,
+    /// The gradients of all stages, where they are there all the time.
     pub(super) gradients: Option<View>,
+    /// Where they land on the host.
+    pub(super) landed: Option<View>,
     pub(super) tokens: Option<View>,
     pub(super) targets: Option<View>,
     pub(super) loss: Option<View>,
     pub(super) squares: Option<View>,
     pub(super) norm: Option<View>,
     pub(super) factor: Option<View>,
+    /// The same on the host, where that updates.
+    pub(super) host_factor: Option<View>,
     pub(super) workspace: Option<View>,
     /// What is computed again for one unit.
     pub(super) recomputed: Option<View>,
@@ -49,8 +59,14 @@ pub(super) struct Fixed {
 /// The state and the gradients of a stage.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StageViews {
-    pub(super) weights: View,
-    pub(super) gradients: View,
+    /// Where its weights live.
+    pub(super) home: View,
+    /// Where passes read them; none where they are loaded for each visit.
+    pub(super) weights: Option<View>,
+    /// Where passes add; none where that is for a time only.
+    pub(super) gradients: Option<View>,
+    /// Where gradients land on the host.
+    pub(super) landed: Option<View>,
     /// Of what the stage updates here; none where it updates nothing.
     pub(super) moment: Option<View>,
     pub(super) variance: Option<View>,
@@ -66,15 +82,31 @@ pub(super) struct Needs {
     pub(super) losses: Bytes,
     /// Parameters of the model, where the norm of their gradients is asked for.
     pub(super) clipped: Option<usize>,
+    /// Where state lives.
+    pub(super) state: State,
 }
 
 /// The buffers of a program under construction.
 pub(super) struct Buffers {
     pub(super) table: IdVec<BufferId, Buffer>,
     pub(super) fixed: IdVec<DeviceId, Fixed>,
-    /// The end of what is placed in each device arena.
-    ends: IdVec<DeviceId, Bytes>,
-    fixed_bytes: IdVec<DeviceId, BTreeMap<Category, Bytes>>,
+    /// What is placed in the arena of each device for the whole step, and in that of its host.
+    placed: IdVec<DeviceId, [Bottom; 2]>,
+}
+
+/// The bottom of an arena.
+#[derive(Clone, Debug, Default)]
+struct Bottom {
+    end: Bytes,
+    bytes: BTreeMap<Category, Bytes>,
+}
+
+/// The position of an arena among those of a device.
+fn arena(space: Space) -> usize {
+    match space {
+        Space::Device => 0,
+        Space::Host => 1,
+    }
 }
 
 impl Buffers {
@@ -83,8 +115,7 @@ impl Buffers {
         let mut buffers = Self {
             table: IdVec::new(),
             fixed: plan.devices.values().map(|_| Fixed::default()).collect(),
-            ends: plan.devices.values().map(|_| Bytes::ZERO).collect(),
-            fixed_bytes: plan.devices.values().map(|_| BTreeMap::new()).collect(),
+            placed: plan.devices.values().map(|_| Default::default()).collect(),
         };
         for (device, chunks) in plan.devices.iter() {
             buffers.place_fixed(device, chunks, stages, shards, needs);
@@ -102,31 +133,57 @@ impl Buffers {
     ) {
         let mut fixed = Fixed::default();
         let windows = windows(chunks, stages, shards);
-        // One buffer of each kind for all stages, so that one fill clears the gradients.
-        let mut all = |name: &str, category, start: fn(&Window) -> Bytes, size: &dyn Fn(StageId) -> Bytes| {
-            let ends = chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
-            self.add(device, format!("{name}_{device}"), ends.max().unwrap_or_default(), category)
+        let (on_host, home) = match needs.state {
+            State::Device => (false, Space::Device),
+            State::HostOptimizer | State::Host => (true, Space::Host),
         };
-        let weights =
-            all("weights", Category::Weights, |window| window.weights, &|stage| stages.of(stage).weights);
-        fixed.gradients = all("gradients", Category::Gradients, |window| window.gradients, &|stage| {
-            stages.of(stage).gradients
-        });
-        let mut moments =
-            |name| all(name, Category::Optimizer, |window| window.moments, &|stage| shards[stage].bytes);
+        // One buffer of each kind for all stages, so that one fill clears the gradients.
+        let mut all = |name: &str, (space, category), start: fn(&Window) -> Bytes, size: &dyn Fn(StageId) -> Bytes| {
+            let ends = chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
+            let bytes = ends.max().unwrap_or_default();
+            self.add((device, space), format!("{name}_{device}"), bytes, category)
+        };
+        let of_weights = |window: &Window| window.weights;
+        let of_gradients = |window: &Window| window.gradients;
+        let weight_bytes = |stage| stages.of(stage).weights;
+        let gradient_bytes = |stage| stages.of(stage).gradients;
+        let weights = all("weights", (home, Category::Weights), of_weights, &weight_bytes);
+        let loaded = match needs.state {
+            State::Device => weights,
+            State::HostOptimizer => all("loaded", (Space::Device, Category::Loaded), of_weights, &weight_bytes),
+            State::Host => None,
+        };
+        // Stages that share parameters add to common gradients, which no one of them may leave.
+        let shares = chunks.iter().any(|&stage| stages.windows[stage].is_some());
+        fixed.home = weights;
+        fixed.loaded = loaded.filter(|_| on_host);
+        fixed.shares = shares;
+        if needs.state != State::Host || shares {
+            let place = (Space::Device, Category::Gradients);
+            fixed.gradients = all("gradients", place, of_gradients, &gradient_bytes);
+        }
+        if on_host {
+            fixed.landed = all("landed", (Space::Host, Category::Gradients), of_gradients, &gradient_bytes);
+        }
+        let mut moments = |name| {
+            let place = (home, Category::Optimizer);
+            all(name, place, |window| window.moments, &|stage| shards[stage].bytes)
+        };
         let (moment, variance) = (moments("moment"), moments("variance"));
         let has_master = chunks.iter().any(|&stage| has_master(stages.of(stage).precision));
         let master = if has_master { moments("master") } else { None };
         for (&stage, window) in chunks.iter().zip(&windows) {
             let functions = stages.of(stage);
-            if let (Some(weights), Some(gradients)) = (weights, fixed.gradients) {
+            if let Some(weights) = weights {
                 let bytes = shards[stage].bytes;
                 let of_moments = |view: Option<View>| {
                     view.filter(|_| bytes > Bytes::ZERO).map(|view| part(view, window.moments, bytes))
                 };
                 let views = StageViews {
-                    weights: part(weights, window.weights, functions.weights),
-                    gradients: part(gradients, window.gradients, functions.gradients),
+                    home: part(weights, window.weights, functions.weights),
+                    weights: loaded.map(|view| part(view, window.weights, functions.weights)),
+                    gradients: fixed.gradients.map(|view| part(view, window.gradients, functions.gradients)),
+                    landed: fixed.landed.map(|view| part(view, window.gradients, functions.gradients)),
                     moment: of_moments(moment),
                     variance: of_moments(variance),
                     master: of_moments(master),
@@ -139,8 +196,9 @@ impl Buffers {
             let functions = slices.flat_map(|functions| functions.all());
             functions.filter_map(|function| region_bytes(function, region)).max()
         };
+        let place = (device, Space::Device);
         let mut data =
-            |name: &str, bytes: Bytes| self.add(device, format!("{name}_{device}"), bytes, Category::Data);
+            |name: &str, bytes: Bytes| self.add(place, format!("{name}_{device}"), bytes, Category::Data);
         fixed.tokens = takes(Region::Tokens).and_then(|_| data("tokens", needs.tokens));
         fixed.targets = takes(Region::Targets).and_then(|_| data("targets", needs.tokens));
         fixed.loss = takes(Region::Loss).and_then(|_| data("loss", needs.losses));
@@ -148,32 +206,45 @@ impl Buffers {
             fixed.squares = data("squares", Bytes(8) * parameters as u64);
             fixed.norm = data("norm", Bytes(8));
             fixed.factor = data("factor", Bytes(4));
+            if on_host {
+                let (place, name) = ((device, Space::Host), format!("host_factor_{device}"));
+                fixed.host_factor = self.add(place, name, Bytes(4), Category::Data);
+            }
         }
         let workspace = takes(Region::Workspace).unwrap_or_default();
         let recomputed = takes(Region::Recomputed).unwrap_or_default();
-        fixed.workspace = self.add(device, format!("workspace_{device}"), workspace, Category::Workspace);
+        fixed.workspace = self.add(place, format!("workspace_{device}"), workspace, Category::Workspace);
         fixed.recomputed =
-            self.add(device, format!("recomputed_{device}"), recomputed, Category::Activations);
+            self.add(place, format!("recomputed_{device}"), recomputed, Category::Activations);
         self.fixed[device] = fixed;
     }
 
-    /// A buffer above all others of the device that lives for the whole step; none without bytes.
-    fn add(&mut self, device: DeviceId, name: String, bytes: Bytes, category: Category) -> Option<View> {
+    /// A buffer above all others of the arena that lives for the whole step; none without bytes.
+    fn add(
+        &mut self,
+        (device, space): (DeviceId, Space),
+        name: String,
+        bytes: Bytes,
+        category: Category,
+    ) -> Option<View> {
         (bytes > Bytes::ZERO).then(|| {
-            let offset = self.ends[device].align_up(ALIGNMENT);
-            self.ends[device] = offset + bytes;
-            *self.fixed_bytes[device].entry(category).or_default() += bytes;
-            let buffer =
-                self.table.push(Buffer { name, device, space: Space::Device, offset, bytes, category });
+            let bottom = &mut self.placed[device][arena(space)];
+            let offset = bottom.end.align_up(ALIGNMENT);
+            bottom.end = offset + bytes;
+            *bottom.bytes.entry(category).or_default() += bytes;
+            let buffer = self.table.push(Buffer { name, device, space, offset, bytes, category });
             View { buffer, offset: Bytes::ZERO, bytes }
         })
     }
 
-    /// What every device has, and what of it is taken for the whole step.
-    pub(super) fn rooms(&self, devices: &IdVec<DeviceId, Device>) -> IdVec<DeviceId, Room> {
+    /// What every device has in an arena, and what of it is taken for the whole step.
+    pub(super) fn rooms(&self, space: Space, devices: &IdVec<DeviceId, Device>) -> IdVec<DeviceId, Room> {
         let room = |(id, device): (DeviceId, &Device)| Room {
-            capacity: device.memory,
-            fixed: self.ends[id].align_up(ALIGNMENT),
+            capacity: match space {
+                Space::Device => device.memory,
+                Space::Host => device.host_memory,
+            },
+            fixed: self.placed[id][arena(space)].end.align_up(ALIGNMENT),
         };
         devices.iter().map(room).collect()
     }
@@ -223,14 +294,10 @@ impl Buffers {
                 places.push(Placed { buffer, offset });
             }
             placed.push(places);
-            let (fixed, bottom) = match space {
-                Space::Device => (self.fixed_bytes[device].clone(), self.ends[device]),
-                // Nothing lives there for the whole step.
-                Space::Host => (BTreeMap::new(), Bytes::ZERO),
-            };
-            let end = if height > 0 { base + Bytes(height) } else { bottom };
+            let bottom = &self.placed[device][arena(space)];
+            let end = if height > 0 { base + Bytes(height) } else { bottom.end };
             arenas.push(Arena {
-                fixed,
+                fixed: bottom.bytes.clone(),
                 packed: Bytes(height),
                 least: most_alive(tensors),
                 end,

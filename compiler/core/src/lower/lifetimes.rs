@@ -13,12 +13,15 @@ use super::functions::{Region, StageFunction};
 use super::pack::{Span, live};
 use super::stages::Stages;
 use super::trips::{Stored, Trip};
+use super::visits::{Growth, Visit};
 use crate::plan::Plan;
 use crate::schedule::{Execution, Schedule, Step};
+use crate::spec::State;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
     Bytes, Category, ChannelId, Device, DeviceId, Link, LinkId, Pass, StageId, TensorType, Unit,
 };
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The number of a tensor among those of its device.
 pub(super) type Held = u32;
@@ -101,6 +104,10 @@ pub(super) struct Lifetimes {
     pub(super) trips: IdVec<DeviceId, Vec<Trip>>,
     /// The messages of each channel.
     pub(super) streams: IdVec<ChannelId, Stream>,
+    /// The visits of each device, where weights are loaded for them.
+    pub(super) visits: IdVec<DeviceId, Vec<Visit>>,
+    /// The steps in which the gradients of each stage grow, where they land on the host.
+    pub(super) growths: BTreeMap<StageId, Growth>,
 }
 
 /// What a device has and what it holds all the time.
@@ -118,6 +125,7 @@ pub(super) fn lifetimes(
     stages: &Stages,
     rooms: &IdVec<DeviceId, Room>,
     (devices, links): (&IdVec<DeviceId, Device>, &IdVec<LinkId, Link>),
+    (state, late): (State, &BTreeSet<StageId>),
 ) -> Lifetimes {
     let passes = Passes::new(plan, schedule);
     let mut streams = streams(plan, schedule, stages, &passes);
@@ -127,6 +135,8 @@ pub(super) fn lifetimes(
         hosts: plan.devices.values().map(|_| Vec::new()).collect(),
         trips: plan.devices.values().map(|_| Vec::new()).collect(),
         streams: IdVec::new(),
+        visits: plan.devices.values().map(|_| Vec::new()).collect(),
+        growths: BTreeMap::new(),
     };
     let mut stored: IdVec<DeviceId, Vec<Stored>> = plan.devices.values().map(|_| Vec::new()).collect();
     for (device, steps) in schedule.devices.iter() {
@@ -137,6 +147,11 @@ pub(super) fn lifetimes(
         }
     }
     held.travel(plan, execution, &stored, devices, links);
+    match state {
+        State::Device => {}
+        State::HostOptimizer => held.stay(plan, schedule),
+        State::Host => held.visit(plan, schedule, execution, stages, late, (devices, links)),
+    }
     for (_, stream) in streams.iter_mut() {
         for message in &mut stream.messages {
             let taker = held.units[plan.unit_index(Unit { stage: stream.to, ..message.unit })];

@@ -17,23 +17,31 @@ pub(super) fn check(
     device(spec, origins, arenas).or_else(|| host(origins, hosts))
 }
 
-/// A host that holds less than is offloaded to it.
+/// A host that holds less than it is given.
 fn host(origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
     let short = hosts.iter().filter(|(_, arena)| arena.end > arena.capacity);
     let (device, arena) =
         short.max_by_key(|(id, arena)| (arena.end - arena.capacity, std::cmp::Reverse(*id)))?;
     let message = format!(
-        "the host of device {device} needs {} for what is offloaded and has {} for each device: {} too little",
+        "the host of device {device} needs {} and has {} for each device: {} too little",
         arena.end,
         arena.capacity,
         arena.end - arena.capacity
     );
+    let parts = arena.fixed.iter().map(|(category, bytes)| format!("{} {bytes}", category.name()));
+    let offloaded = (arena.packed > Bytes::ZERO).then(|| format!("offloaded {}", arena.packed));
+    let parts: Vec<String> = parts.chain(offloaded).collect();
+    let help = if arena.fixed.is_empty() {
+        "offload a smaller part, or use a cluster whose hosts have more memory"
+    } else {
+        "use more nodes, or a cluster whose hosts have more memory"
+    };
     let origin = origins.cluster;
     let error = Diagnostic::error(origin.source, Code::OutOfMemory, message);
     Some(
         error
-            .at(origin.span, "")
-            .help("offload a smaller part, or use a cluster whose hosts have more memory"),
+            .at(origin.span, parts.join(", "))
+            .help(help),
     )
 }
 
@@ -65,7 +73,11 @@ fn device(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Op
 fn way_out(spec: &Spec, arenas: &IdVec<DeviceId, Arena>) -> String {
     let state = |arena: &Arena| {
         let fixed = arena.fixed.iter().filter(|(category, _)| match category {
-            Category::Weights | Category::Gradients | Category::Optimizer | Category::Data => true,
+            Category::Weights
+            | Category::Loaded
+            | Category::Gradients
+            | Category::Optimizer
+            | Category::Data => true,
             Category::Activations | Category::Communication | Category::Workspace => false,
         });
         sum(fixed.map(|(_, bytes)| bytes))

@@ -20,6 +20,7 @@ mod step;
 mod table;
 mod trips;
 mod units;
+mod visits;
 mod wires;
 
 pub use arena::Arena;
@@ -33,9 +34,9 @@ use crate::graph::accumulator_type;
 use crate::plan::Plan;
 use crate::schedule::{Deadlock, Execution, ProblemError, Schedule, Step, execute};
 use crate::spec::{Origins, Spec};
-use arena::{Buffers, Needs, part};
+use arena::{Buffers, Needs, part, tensor_view};
 
-use lifetimes::{Room, lifetimes};
+use lifetimes::{Lifetimes, lifetimes};
 use pipe_grammar::diagnostic::Diagnostic;
 use pipec_program::id::IdVec;
 use pipec_program::{
@@ -48,6 +49,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use step::{Broadcast, Context, Member, Tie};
 use table::FunctionTable;
+use visits::late;
 use wires::Wires;
 
 /// A program and what its arenas hold.
@@ -138,11 +140,13 @@ pub fn lower(
         copies: plan.copies,
     };
     let mut buffers = Buffers::new(plan, stages, &shards, needs(spec, plan));
-    let rooms = buffers.rooms(&devices);
-    let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms, (&devices, &wires.links));
+    let (state, late) = (spec.pipeline.state, late(stages));
+    let rooms = buffers.rooms(Space::Device, &devices);
+    let ways = (&devices, &wires.links);
+    let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms, ways, (state, &late));
     let (places, arenas) = buffers.place_tensors(Space::Device, &lifetimes.tensors, &rooms);
-    let host_rooms = devices.values().map(|device| Room { capacity: device.host_memory, fixed: Bytes::ZERO });
-    let (host_places, hosts) = buffers.place_tensors(Space::Host, &lifetimes.hosts, &host_rooms.collect());
+    let host_rooms = buffers.rooms(Space::Host, &devices);
+    let (host_places, hosts) = buffers.place_tensors(Space::Host, &lifetimes.hosts, &host_rooms);
     if let Some(diagnostic) = memory::check(spec, origins, &arenas, &hosts) {
         let lacking = arenas.values().map(|arena| arena.end - arena.end.min(arena.capacity));
         return Err(LowerError::Memory { diagnostic: Box::new(diagnostic), lacking: lacking.collect() });
@@ -153,7 +157,8 @@ pub fn lower(
         Channel { from, to, message: stream.message.clone(), capacity: 0, route: wires.route(from, to) }
     });
     let channels = channels.collect();
-    let parameters = place_parameters(spec, plan, stages, &shards, &buffers);
+    let gradients = gradients(plan, &buffers, &lifetimes, &places);
+    let parameters = place_parameters(spec, plan, stages, &shards, &buffers, &gradients);
     let mut groups = IdVec::new();
     let dtype = accumulator_type(spec.train.precision);
     let reference = Reference { schedule, execution: &execution };
@@ -175,6 +180,9 @@ pub fn lower(
         places: &places,
         host_places: &host_places,
         fixed: &buffers.fixed,
+        gradients: &gradients,
+        late: &late,
+        state,
         ties: &ties,
         broadcasts: &broadcasts,
         norm,
@@ -216,7 +224,24 @@ fn needs(spec: &Spec, plan: &Plan) -> Needs {
         tokens: DType::U32.bytes() * spec.train.seq * spec.train.micro_batch * u64::from(plan.micro_batches),
         losses: DType::F64.bytes() * (u64::from(plan.micro_batches) * u64::from(plan.slices)),
         clipped: spec.train.clip_norm.map(|_| spec.model.parameters.len()),
+        state: spec.pipeline.state,
     }
+}
+
+/// Where the passes of each stage add to its gradients.
+fn gradients(
+    plan: &Plan,
+    buffers: &Buffers,
+    lifetimes: &Lifetimes,
+    places: &IdVec<DeviceId, Vec<arena::Placed>>,
+) -> IdVec<StageId, Option<View>> {
+    let of_stage = |stage: StageId| {
+        let device = plan.stages[stage].device;
+        let fixed = buffers.fixed[device].stages.get(&stage).and_then(|views| views.gradients);
+        let held = || lifetimes.growths.get(&stage).and_then(|growth| growth.held);
+        fixed.or_else(|| held().map(|held| tensor_view(&places[device], &lifetimes.tensors[device], held)))
+    };
+    plan.stages.ids().map(of_stage).collect()
 }
 
 /// Every parameter with a copy on each device whose stages use it.
@@ -226,6 +251,7 @@ fn place_parameters(
     stages: &Stages,
     shards: &IdVec<StageId, Shard>,
     buffers: &Buffers,
+    gradients: &IdVec<StageId, Option<View>>,
 ) -> IdVec<ParameterId, Parameter> {
     let precision = spec.train.precision;
     let mut parameters: IdVec<ParameterId, Parameter> = spec
@@ -241,7 +267,8 @@ fn place_parameters(
         .collect();
     for (stage, places) in stages.parameters.iter() {
         let device = plan.stages[stage].device;
-        let Some(views) = buffers.fixed[device].stages.get(&stage) else { continue };
+        let views = buffers.fixed[device].stages.get(&stage).zip(gradients[stage]);
+        let Some((views, gradients)) = views else { continue };
         let borrowed = borrowed(stages, plan, stage);
         let shard = &shards[stage];
         for (position, place) in places.iter().enumerate() {
@@ -256,9 +283,11 @@ fn place_parameters(
                 let view = view.filter(|_| shard.parameters.contains(&position))?;
                 Some(part(view, place.moment - shard.start, bytes(accumulator_type(precision))))
             };
+            let of_gradients = bytes(accumulator_type(precision));
             copies.push(Placed {
-                weight: part(views.weights, place.weight, bytes(precision)),
-                gradient: part(views.gradients, place.gradient, bytes(accumulator_type(precision))),
+                weight: part(views.home, place.weight, bytes(precision)),
+                gradient: part(gradients, place.gradient, of_gradients),
+                landed: views.landed.map(|view| part(view, place.gradient, of_gradients)),
                 moments: of_moments(views.moment).zip(of_moments(views.variance)).map(<[View; 2]>::from),
                 master: of_moments(views.master),
                 stages: vec![stage],
@@ -349,7 +378,7 @@ fn broadcasts(
         let members = order.map(of_copy).filter_map(|stage| {
             let device = plan.stages[stage].device;
             let views = buffers.fixed[device].stages.get(&stage)?;
-            Some((device, stage, part(views.weights, start, end - start)))
+            Some((device, stage, part(views.home, start, end - start)))
         });
         let members: Vec<(DeviceId, StageId, View)> = members.collect();
         let devices: Vec<DeviceId> = members.iter().map(|&(device, ..)| device).collect();

@@ -40,8 +40,13 @@ impl Queues {
 
     /// Appends an instruction and returns the position after it, for others to wait for.
     pub(super) fn push(&mut self, queue: Local, instruction: Instruction) -> Position {
-        let instructions = &mut self.lists[queue.0].instructions;
-        instructions.push(instruction);
+        self.lists[queue.0].instructions.push(instruction);
+        self.position(queue)
+    }
+
+    /// The position after the last instruction of a queue.
+    pub(super) fn position(&self, queue: Local) -> Position {
+        let instructions = &self.lists[queue.0].instructions;
         Position::try_from(instructions.len()).expect("a queue has fewer than 2^32 instructions")
     }
 

@@ -1,4 +1,5 @@
-//! The step of one device as instructions: passes with their messages, then ties, norm, clipping and update.
+//! The step of one device as instructions: passes with their messages, then ties, norm, clipping and update. Where state is on
+//! the host, loads of weights come before the passes that read them, and gradients leave when they are complete.
 
 use super::arena::{ALIGNMENT, Fixed, Placed, part, tensor_view};
 use super::functions::{Region, StageFunction};
@@ -9,13 +10,14 @@ use super::table::{self, FunctionTable, PairKey};
 use super::trips::Trip;
 use crate::plan::Plan;
 use crate::schedule::{Schedule, Step};
+use crate::spec::State;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
     Argument, Bytes, ChannelId, DType, DeviceId, FunctionId, GroupId, Instruction, Pair, Pass, Position,
     QueueKind, Slice, StageId, StepInput, StepWork, Unit, View, Work,
 };
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What all devices share.
 #[derive(Clone, Copy)]
@@ -28,6 +30,11 @@ pub(super) struct Context<'a> {
     pub(super) places: &'a IdVec<DeviceId, Vec<Placed>>,
     pub(super) host_places: &'a IdVec<DeviceId, Vec<Placed>>,
     pub(super) fixed: &'a IdVec<DeviceId, Fixed>,
+    /// Where the passes of each stage add to its gradients.
+    pub(super) gradients: &'a IdVec<StageId, Option<View>>,
+    /// The stages whose gradients are complete only at the end.
+    pub(super) late: &'a BTreeSet<StageId>,
+    pub(super) state: State,
     /// The gradients with several copies, in the order in which they are reduced.
     pub(super) ties: &'a [Tie],
     /// The weights that are handed from copy to copy, in order.
@@ -87,12 +94,17 @@ impl Tie {
 pub(super) fn emit(context: Context<'_>, device: DeviceId, first: usize) -> Queues {
     let mut emission = Emission::new(context, device, first);
     emission.clear();
+    emission.load_all();
     for (position, &step) in (0..).zip(&context.schedule.devices[device]) {
         emission.receive(position);
         emission.fetch(position);
+        emission.load(position);
+        emission.grow(position);
         emission.step(step);
+        emission.leave(position);
     }
     emission.reduce_ties();
+    emission.leave_late();
     emission.clip();
     emission.update();
     emission.queues
@@ -128,6 +140,23 @@ struct Travel<'a> {
     left: Vec<Option<Position>>,
 }
 
+/// State on the host: the queues on which weights come, gradients go and the update runs, and how far they are.
+struct Residence {
+    upload: Local,
+    download: Local,
+    compute: Local,
+    /// How many visits have been loaded.
+    loaded: usize,
+    /// The weights that are on the device for each stage, where they are loaded for a visit.
+    weights: BTreeMap<StageId, Held>,
+    /// The position after which the weights of each stage are on the device, the last time.
+    ready: BTreeMap<StageId, Position>,
+    /// The position after which the gradients of each stage are on the host, in this order.
+    landed: Vec<(StageId, Position)>,
+    /// The position after which the factor of clipping is.
+    factor: Option<Position>,
+}
+
 struct Emission<'a> {
     context: Context<'a>,
     device: DeviceId,
@@ -147,6 +176,10 @@ struct Emission<'a> {
     moved: Vec<Option<(Local, Position)>>,
     /// The ways to the host and back; none where nothing is offloaded.
     travel: Option<Travel<'a>>,
+    /// None where state is on the device.
+    residence: Option<Residence>,
+    /// The stages whose squares have been added up.
+    squared: BTreeSet<StageId>,
 }
 
 impl<'a> Emission<'a> {
@@ -195,6 +228,20 @@ impl<'a> Emission<'a> {
                 left: vec![None; lifetimes.hosts[device].len()],
             }
         });
+        let residence = context.state.is_on_host().then(|| {
+            kinds.extend([QueueKind::HostToDevice, QueueKind::DeviceToHost, QueueKind::HostCompute]);
+            let [upload, download, compute] = [3, 2, 1].map(|back| Local(kinds.len() - back));
+            Residence {
+                upload,
+                download,
+                compute,
+                loaded: 0,
+                weights: BTreeMap::new(),
+                ready: BTreeMap::new(),
+                landed: Vec::new(),
+                factor: None,
+            }
+        });
         Self {
             context,
             device,
@@ -208,6 +255,8 @@ impl<'a> Emission<'a> {
             tied: None,
             moved: vec![None; lifetimes.tensors[device].len()],
             travel,
+            residence,
+            squared: BTreeSet::new(),
         }
     }
 
@@ -282,6 +331,7 @@ impl<'a> Emission<'a> {
                     self.queues.wait(COMPUTE, queue, position);
                 }
             }
+            self.wait_for_weights(call.unit.stage);
         }
         for &held in calls.iter().flat_map(|call| &call.writes) {
             let free = self.take(held);
@@ -317,7 +367,166 @@ impl<'a> Emission<'a> {
                 self.queues.wait(COMPUTE, queue, position);
             }
         }
+        self.wait_for_weights(unit.stage);
         self.pass(&call);
+    }
+
+    /// Loads the weights of all stages in the order of their first use, where they stay for the whole step.
+    fn load_all(&mut self) {
+        if self.context.state != State::HostOptimizer {
+            return;
+        }
+        if let (Some(residence), true, Some((from, to))) =
+            (&mut self.residence, self.fixed.shares, self.fixed.home.zip(self.fixed.loaded))
+        {
+            let position = self.queues.push(residence.upload, Instruction::Copy { from, to });
+            residence.ready.extend(self.fixed.stages.keys().map(|&stage| (stage, position)));
+            return;
+        }
+        let mut seen = BTreeSet::new();
+        let units = self.context.schedule.devices[self.device].iter().flat_map(|step| step.passes());
+        for stage in units.map(|(_, unit)| unit.stage).filter(|&stage| seen.insert(stage)) {
+            let views = self.fixed.stages.get(&stage);
+            let (Some(residence), Some(views)) = (&mut self.residence, views) else { continue };
+            let Some(to) = views.weights else { continue };
+            let position = self.queues.push(residence.upload, Instruction::Copy { from: views.home, to });
+            residence.ready.insert(stage, position);
+        }
+    }
+
+    /// Loads the weights of the visits that may begin to be loaded when so many steps are over.
+    fn load(&mut self, steps: u32) {
+        let visits = &self.context.lifetimes.visits[self.device];
+        while let Some(residence) = &self.residence
+            && let Some(&visit) = visits.get(residence.loaded)
+            && visit.load <= steps
+        {
+            let upload = residence.upload;
+            if let Some(held) = visit.weights
+                && let Some(views) = self.fixed.stages.get(&visit.stage)
+            {
+                let free = self.take(held);
+                self.wait_until_free(upload, free);
+                let (from, to) = (views.home, self.view(held));
+                let position = self.queues.push(upload, Instruction::Copy { from, to });
+                self.moved[held as usize] = Some((upload, position));
+                if let Some(residence) = &mut self.residence {
+                    residence.ready.insert(visit.stage, position);
+                }
+            }
+            if let Some(residence) = &mut self.residence {
+                residence.loaded += 1;
+            }
+        }
+        let begin = visits.iter().filter(|visit| visit.first == steps);
+        for visit in begin {
+            if let (Some(residence), Some(held)) = (&mut self.residence, visit.weights) {
+                residence.weights.insert(visit.stage, held);
+            }
+        }
+    }
+
+    /// Makes a pass wait until the weights of its stage are on the device.
+    fn wait_for_weights(&mut self, stage: StageId) {
+        let Some(residence) = &self.residence else { return };
+        let held = residence.weights.get(&stage).and_then(|&held| self.moved[held as usize]);
+        let ready = held.or(residence.ready.get(&stage).map(|&position| (residence.upload, position)));
+        if let Some((queue, position)) = ready {
+            self.queues.wait(COMPUTE, queue, position);
+        }
+    }
+
+    /// Gradients that begin to grow with the next step start at zero.
+    fn grow(&mut self, steps: u32) {
+        let growths = &self.context.lifetimes.growths;
+        for &stage in &self.context.plan.devices[self.device] {
+            let growth = growths.get(&stage).filter(|growth| growth.first == steps);
+            let Some(held) = growth.and_then(|growth| growth.held) else { continue };
+            let free = self.take(held);
+            self.wait_until_free(COMPUTE, free);
+            let view = self.view(held);
+            self.queues.push(COMPUTE, Instruction::Fill { view });
+        }
+    }
+
+    /// Lets the gradients leave that are complete after a step.
+    fn leave(&mut self, step: u32) {
+        if self.residence.is_none() {
+            return;
+        }
+        for &stage in &self.context.plan.devices[self.device] {
+            let growth = self.context.lifetimes.growths.get(&stage);
+            if growth.is_some_and(|growth| growth.last == step) && !self.context.late.contains(&stage) {
+                self.square(stage);
+                let complete = self.queues.position(COMPUTE);
+                self.land(stage, complete);
+            }
+        }
+    }
+
+    /// Lets the gradients leave that are sums over several stages.
+    fn leave_late(&mut self) {
+        if self.residence.is_none() {
+            return;
+        }
+        let late = self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
+        for &stage in late {
+            self.square(stage);
+        }
+        let complete = self.queues.position(COMPUTE);
+        let late = self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
+        let late: Vec<StageId> = late.copied().collect();
+        match self.fixed.gradients.zip(self.fixed.landed).filter(|_| self.fixed.shares) {
+            // Common gradients go at once.
+            Some((from, to)) => {
+                let Some(residence) = &self.residence else { return };
+                let download = residence.download;
+                self.queues.wait(download, COMPUTE, complete);
+                let position = self.queues.push(download, Instruction::Copy { from, to });
+                late.into_iter().for_each(|stage| self.landed(stage, position));
+            }
+            None => late.into_iter().for_each(|stage| self.land(stage, complete)),
+        }
+    }
+
+    /// Copies the gradients of a stage to the host, once the compute queue has come to a position; without clipping, the update
+    /// follows.
+    fn land(&mut self, stage: StageId, complete: Position) {
+        let gradients = self.context.gradients[stage];
+        let landed = self.fixed.stages.get(&stage).and_then(|views| views.landed);
+        let (Some(residence), Some(from), Some(to)) = (&self.residence, gradients, landed) else { return };
+        let download = residence.download;
+        self.queues.wait(download, COMPUTE, complete);
+        let position = self.queues.push(download, Instruction::Copy { from, to });
+        let growth = self.context.lifetimes.growths.get(&stage);
+        if let Some(held) = growth.and_then(|growth| growth.held) {
+            self.moved[held as usize] = Some((download, position));
+        }
+        self.landed(stage, position);
+    }
+
+    /// Gradients of a stage are on the host at a position of the download queue.
+    fn landed(&mut self, stage: StageId, position: Position) {
+        if let Some(residence) = &mut self.residence {
+            residence.landed.push((stage, position));
+        }
+        if self.context.functions.clip.is_none() {
+            self.update_on_host(stage, position);
+        }
+    }
+
+    /// Updates a stage on the host, once its gradients are there and its weights have been loaded the last time.
+    fn update_on_host(&mut self, stage: StageId, landed: Position) {
+        let Some(residence) = &self.residence else { return };
+        let Some(update) = &self.context.functions.update[stage] else { return };
+        let (compute, upload, download) = (residence.compute, residence.upload, residence.download);
+        if let Some(&ready) = residence.ready.get(&stage) {
+            self.queues.wait(compute, upload, ready);
+        }
+        let landed = residence.factor.map_or(landed, |factor| factor.max(landed));
+        self.queues.wait(compute, download, landed);
+        let work = Work::Stage(StepWork::Update, stage);
+        self.run(compute, update.id, &update.function, Some(stage), work);
     }
 
     /// Copies what a forward pass has made to the host, once that pass is over.
@@ -456,8 +665,11 @@ impl<'a> Emission<'a> {
         let earlier = |slice: Slice| lifetimes.units[plan.unit_index(Unit { slice, ..unit })];
         let tensor = |held: Option<Held>| held.map(|held| part(self.view(held), Bytes::ZERO, bytes));
         let view = match region {
-            Region::Weights => stage.map(|stage| stage.weights),
-            Region::Gradients => stage.map(|stage| stage.gradients),
+            Region::Weights => {
+                let of_visit = || self.residence.as_ref()?.weights.get(&unit.stage).map(|&held| self.view(held));
+                stage.and_then(|stage| stage.weights).or_else(of_visit)
+            }
+            Region::Gradients => self.context.gradients[unit.stage],
             Region::Tokens => self.fixed.tokens.map(tokens),
             Region::Targets => self.fixed.targets.map(tokens),
             Region::Loss => self.fixed.loss.map(|view| part(view, bytes * unit_index, bytes)),
@@ -507,34 +719,54 @@ impl<'a> Emission<'a> {
     /// The global norm of the gradients and the factor that it asks for.
     fn clip(&mut self) {
         let Some(clip) = &self.context.functions.clip else { return };
-        let mut squared = None;
         for &stage in &self.context.plan.devices[self.device] {
-            if let Some(norm) = &self.context.functions.norm[stage] {
-                let position =
-                    self.run(norm.id, &norm.function, Some(stage), Work::Stage(StepWork::Norm, stage));
-                squared = Some(position);
-            }
+            self.square(stage);
         }
         if let (Some(group), Some(collective), Some(view)) =
             (self.context.norm, self.collective, self.fixed.squares)
         {
             // A device without parameters adds its zeros.
-            self.queues.wait(collective, COMPUTE, squared.unwrap_or(2));
+            let squared = self.queues.position(COMPUTE);
+            self.queues.wait(collective, COMPUTE, squared);
             let work = Work::Step(StepWork::Norm);
             let position = self.queues.push(collective, Instruction::Reduce { group, view, work });
             self.queues.wait(COMPUTE, collective, position);
         }
-        self.run(clip.id, &clip.function, None, Work::Step(StepWork::Clip));
+        let made = self.run(COMPUTE, clip.id, &clip.function, None, Work::Step(StepWork::Clip));
+        let factors = self.fixed.factor.zip(self.fixed.host_factor);
+        if let (Some(residence), Some((from, to))) = (&mut self.residence, factors) {
+            self.queues.wait(residence.download, COMPUTE, made);
+            let position = self.queues.push(residence.download, Instruction::Copy { from, to });
+            residence.factor = Some(position);
+        }
+    }
+
+    /// Adds up the squares of the gradients of a stage, once.
+    fn square(&mut self, stage: StageId) {
+        let Some(norm) = &self.context.functions.norm[stage] else { return };
+        if self.squared.insert(stage) {
+            let work = Work::Stage(StepWork::Norm, stage);
+            self.run(COMPUTE, norm.id, &norm.function, Some(stage), work);
+        }
     }
 
     /// The optimizer: every stage updates what is its share, and broadcasts it where other copies have the rest.
     fn update(&mut self) {
+        if let Some(residence) = &self.residence {
+            // Without clipping every stage was updated when its gradients had landed.
+            if self.context.functions.clip.is_some() {
+                for (stage, landed) in residence.landed.clone() {
+                    self.update_on_host(stage, landed);
+                }
+            }
+            return;
+        }
         let updates = &self.context.functions.update;
         let mut updated: BTreeMap<StageId, Position> = BTreeMap::new();
         for &stage in &self.context.plan.devices[self.device] {
             if let Some(update) = &updates[stage] {
-                let position =
-                    self.run(update.id, &update.function, Some(stage), Work::Stage(StepWork::Update, stage));
+                let work = Work::Stage(StepWork::Update, stage);
+                let position = self.run(COMPUTE, update.id, &update.function, Some(stage), work);
                 updated.insert(stage, position);
             }
         }
@@ -556,23 +788,28 @@ impl<'a> Emission<'a> {
         }
     }
 
-    /// Runs a function of the optimizer step.
+    /// Runs a function of the optimizer step, on the device or on its host.
     fn run(
         &mut self,
+        queue: Local,
         function: FunctionId,
         taken: &StageFunction,
         stage: Option<StageId>,
         work: Work,
     ) -> Position {
+        let gradients = stage.and_then(|stage| self.context.gradients[stage]);
         let stage = stage.and_then(|stage| self.fixed.stages.get(&stage));
+        let on_host = queue != COMPUTE;
         let view = |region: &Region| match region {
-            Region::Weights => stage.map(|stage| stage.weights),
-            Region::Gradients => stage.map(|stage| stage.gradients),
+            Region::Weights => stage.map(|stage| stage.home),
+            Region::Gradients if on_host => stage.and_then(|stage| stage.landed),
+            Region::Gradients => gradients,
             Region::Moment => stage.and_then(|stage| stage.moment),
             Region::Variance => stage.and_then(|stage| stage.variance),
             Region::Master => stage.and_then(|stage| stage.master),
             Region::Squares => self.fixed.squares,
             Region::Norm => self.fixed.norm,
+            Region::Factor if on_host => self.fixed.host_factor,
             Region::Factor => self.fixed.factor,
             Region::Tokens
             | Region::Targets
@@ -597,7 +834,7 @@ impl<'a> Emission<'a> {
                 .expect("every region that an optimizer function takes was placed on the device of the stage")
         });
         let run = Instruction::Run { function, views: views.collect(), scalars: scalars(taken), work };
-        self.queues.push(COMPUTE, run)
+        self.queues.push(queue, run)
     }
 }
 

@@ -10,7 +10,7 @@ use crate::rewrite::{Rates, fastest};
 use crate::schedule::order;
 use crate::spec::{
     Cluster, Cut, DeviceKind, Model, Node, Offload, Optimizer, Pipeline, Recompute, Schedule as Policy,
-    Train, Wire,
+    State, Train, Wire,
 };
 use pipec_program::id::Id;
 use pipec_program::{
@@ -36,6 +36,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
                 },
                 host_memory: Bytes(8 << 30),
                 host_cores: 4,
+                host_bandwidth: BytesPerSecond(20_000_000_000),
                 host_wire: Some(wire),
                 device_wire: None,
             }],
@@ -64,6 +65,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             balance: 0,
             recompute: Recompute::default(),
             offload: Offload::default(),
+            state: State::default(),
             replicas: 1,
         },
         without: std::collections::BTreeSet::new(),

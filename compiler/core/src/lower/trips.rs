@@ -96,7 +96,7 @@ impl Way {
     }
 
     /// The time of a copy, in nanoseconds.
-    fn time(self, bytes: u64) -> u64 {
+    pub(super) fn time(self, bytes: u64) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bandwidth.0.max(1));
         u64::try_from(moving).unwrap_or(u64::MAX).saturating_add(self.latency.0)
     }

@@ -10,11 +10,11 @@ use super::functions::{Region, SliceFunctions, StageFunctions};
 use super::lifetimes::{any_bytes, region_bytes};
 use super::shards::shards;
 use super::wires::Wires;
-use super::{Stages, needs};
+use super::{Stages, needs, visits};
 use crate::plan::Plan;
 use crate::schedule::{Cost, Problem, ProblemError};
-use crate::spec::Spec;
-use pipec_program::{DeviceId, Slice, StageId};
+use crate::spec::{Spec, State};
+use pipec_program::{DeviceId, Slice, Space, StageId};
 
 /// What a schedule of a plan is made for: its placement, its times, the bytes of every unit, and for every device the bytes
 /// that are left for units. The functions of the stages must be those that the schedule may ask for.
@@ -48,14 +48,18 @@ pub fn problem(spec: &Spec, plan: &Plan, stages: &Stages) -> Result<Problem, Pro
     });
     let (_, devices) = Wires::new(&spec.cluster, plan.devices.len());
     let shards = shards(&spec.train, &spec.model, plan, stages);
-    let rooms = Buffers::new(plan, stages, &shards, needs(spec, plan)).rooms(&devices);
+    let rooms = Buffers::new(plan, stages, &shards, needs(spec, plan)).rooms(Space::Device, &devices);
     let cap = |(device, chunks): (DeviceId, &Vec<StageId>)| {
         let most = |bytes: fn(&Memory) -> u64| {
             chunks.iter().flat_map(|&stage| units(stage)).map(|unit| bytes(&unit)).max().unwrap_or(0)
         };
         let room = rooms[device];
         let messages = most(|unit| unit.messages);
-        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(messages)
+        let visits = match spec.pipeline.state {
+            State::Device | State::HostOptimizer => 0,
+            State::Host => visits::most(stages, chunks).0,
+        };
+        room.capacity.0.saturating_sub(room.fixed.0).saturating_sub(messages).saturating_sub(visits)
     };
     problem.caps = Some(plan.devices.iter().map(cap).collect());
     Ok(problem)

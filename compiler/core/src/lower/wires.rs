@@ -7,7 +7,7 @@
 
 use crate::spec::{Cluster, Node, Wire};
 use pipec_program::id::IdVec;
-use pipec_program::{Bytes, Device, DeviceId, Link, LinkId};
+use pipec_program::{Bytes, BytesPerSecond, Device, DeviceId, Link, LinkId};
 use std::collections::BTreeMap;
 
 /// Links, made as routes ask for them; those between devices and hosts exist from the start.
@@ -43,16 +43,18 @@ impl<'a> Wires<'a> {
 
     fn device(&mut self, id: DeviceId) -> Device {
         let (node, host) = (self.node(id), End::Host(self.nodes[id]));
-        let kind = &node.device;
+        let (kind, share) = (&node.device, u64::from(node.devices.max(1)));
         Device {
             name: kind.name.clone(),
             memory: kind.memory,
-            host_memory: Bytes(node.host_memory.0 / u64::from(node.devices.max(1))),
+            host_memory: Bytes(node.host_memory.0 / share),
             bandwidth: kind.bandwidth,
+            host_bandwidth: BytesPerSecond(node.host_bandwidth.0 / share),
             upload: self.link(host, End::Device(id), node.host_wire).into_iter().collect(),
             download: self.link(End::Device(id), host, node.host_wire).into_iter().collect(),
             rates: kind.rates.clone(),
             threads: kind.threads,
+            host_threads: (u64::from(node.host_cores) / share).max(1) as u32,
         }
     }
 
@@ -93,7 +95,7 @@ mod tests {
     use super::*;
     use crate::spec::DeviceKind;
     use pipec_program::id::Id;
-    use pipec_program::{BytesPerSecond, Nanos};
+    use pipec_program::Nanos;
 
     fn routes(
         device_wire: Option<Wire>,
@@ -111,6 +113,7 @@ mod tests {
             },
             host_memory: Bytes(100),
             host_cores: 1,
+            host_bandwidth: BytesPerSecond(4),
             host_wire,
             device_wire,
         };

@@ -409,7 +409,7 @@ mod tests {
     fn a_broken_program_is_shown_with_its_lines() {
         let text = "pprog 1\nprogram \"broken\"\nbatch { micro_batches 1, sequences 1, tokens 1, slices [1], stages 1, copies 1 }\n\
                     training { seed 1 }\nlearning_rate constant { rate 0.001 }\n\
-                    device d0 \"cpu\" { memory 1 KiB, host_memory 1 KiB, bandwidth 1 GB/s, upload [], download [], threads 1 }\n\
+                    device d0 \"cpu\" { memory 1 KiB, host_memory 1 KiB, bandwidth 1 GB/s, host_bandwidth 1 GB/s, upload [], download [], threads 1, host_threads 1 }\n\
                     buffer b0 \"large\" workspace d0.device[0..2048]\n";
         let (program, _) = pipec_program::text::parse(text).unwrap();
         let Err(Error::Internal(message)) = proved(program) else { panic!("it does not fit") };

@@ -137,10 +137,12 @@ fn program(kinds: &[&DeviceKind], functions: IdVec<FunctionId, Function>) -> Pro
         memory: kind.memory,
         host_memory: Bytes::ZERO,
         bandwidth: kind.bandwidth,
+        host_bandwidth: kind.bandwidth,
         upload: Vec::new(),
         download: Vec::new(),
         rates: kind.rates.clone(),
         threads: kind.threads,
+        host_threads: 1,
     };
     Program {
         name: String::new(),

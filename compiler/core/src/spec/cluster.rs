@@ -9,6 +9,9 @@ use pipe_grammar::ast::{self, ClusterItem, Expr, Name};
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use pipec_program::{Bytes, BytesPerSecond, DType, FlopsPerSecond, Nanos};
 
+/// The rate of host memory where a cluster does not say: eight channels of DDR4 at 3200 MT/s, 25.6 GB/s each.
+const HOST_BANDWIDTH: BytesPerSecond = BytesPerSecond(204_800_000_000);
+
 /// The most nodes of a cluster and the most devices of a node; the largest machines have tens of thousands.
 const MAX_PARTS: u64 = 1 << 16;
 
@@ -243,7 +246,7 @@ impl Reader<'_> {
                 );
             }
         }
-        let (device, count, (host_memory, host_cores)) = (device?, count?, host?);
+        let (device, count, (host_memory, host_cores, host_bandwidth)) = (device?, count?, host?);
         if self.report.errors() == errors && count > 1 && host_wire.is_none() && device_wire.is_none() {
             self.error(
                 Code::MissingKey,
@@ -254,22 +257,34 @@ impl Reader<'_> {
         }
         let devices = u32::try_from(count).ok()?;
         let clean = self.report.errors() == errors;
-        clean.then_some(Node { devices, device, host_memory, host_cores, host_wire, device_wire })
+        clean.then_some(Node {
+            devices,
+            device,
+            host_memory,
+            host_cores,
+            host_bandwidth,
+            host_wire,
+            device_wire,
+        })
     }
 
-    fn host(&mut self, part: &ast::Part) -> Option<(Bytes, u32)> {
+    fn host(&mut self, part: &ast::Part) -> Option<(Bytes, u32, BytesPerSecond)> {
         if let Some(count) = &part.count {
             self.error(Code::Conflict, "a node has one host".to_owned(), count.span, "leave the number out");
         }
         let values = self.leaf(part);
-        let block = Block::new("a host", &values, &["memory", "cores"], &[], self.report);
+        let block = Block::new("a host", &values, &["memory", "cores", "bandwidth"], &[], self.report);
         let memory = block.require("memory", "512 GiB", self.report);
         let memory = memory.and_then(|value| positive(value, Dimension::Memory, self.report));
         let cores = match block.get("cores") {
             Some(value) => small_count(value, self.environment, self.report),
             None => Some(1),
         };
-        Some((Bytes(memory?), cores?))
+        let bandwidth = match block.get("bandwidth") {
+            Some(value) => positive(value, Dimension::Rate, self.report),
+            None => Some(HOST_BANDWIDTH.0),
+        };
+        Some((Bytes(memory?), cores?, BytesPerSecond(bandwidth?)))
     }
 
     fn device(&mut self, part: &ast::Part) -> Option<DeviceKind> {

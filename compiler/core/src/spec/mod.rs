@@ -351,8 +351,10 @@ pub struct Node {
     pub device: DeviceKind,
     /// Host memory of the node; its devices share it in equal parts.
     pub host_memory: Bytes,
-    /// Processor cores of the host.
+    /// Processor cores of the host; its devices share them in equal parts.
     pub host_cores: u32,
+    /// The rate of host memory, which the devices share likewise.
+    pub host_bandwidth: BytesPerSecond,
     /// What connects a device with the host.
     pub host_wire: Option<Wire>,
     /// What connects any two devices of the node directly; without it they talk through the host.
@@ -459,6 +461,30 @@ pub struct Pipeline {
     pub recompute: Recompute,
     /// What waits in the memory of the host for the backward pass.
     pub offload: Offload,
+    /// Where weights and optimizer state live.
+    pub state: State,
+}
+
+/// Where weights and optimizer state live between steps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum State {
+    /// On the device that runs their stage.
+    #[default]
+    Device,
+    /// On its host, which updates them; all weights of a device are loaded for a step (Ren et al. 2021, ZeRO-Offload).
+    HostOptimizer,
+    /// On its host, which updates them; a device holds the weights of the stage that it runs and of the next.
+    Host,
+}
+
+impl State {
+    /// Whether the host has the state and updates it.
+    pub fn is_on_host(self) -> bool {
+        match self {
+            Self::Device => false,
+            Self::HostOptimizer | Self::Host => true,
+        }
+    }
 }
 
 /// What of the values that are kept for the backward pass waits in the memory of the host.

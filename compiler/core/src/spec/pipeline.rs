@@ -6,7 +6,7 @@ use super::report::Report;
 use super::schedule::{self, Wish, small};
 use super::settings::Block;
 use super::train::Resolved;
-use super::{Cluster, Cut, Level, Model, Offload, Origin, Pipeline, Recompute, Schedule};
+use super::{Cluster, Cut, Level, Model, Offload, Origin, Pipeline, Recompute, Schedule, State};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
 use pipec_program::{DType, Data};
 
@@ -22,6 +22,7 @@ pub(super) const KEYS: &[&str] = &[
     "data_parallel",
     "recompute",
     "offload",
+    "state",
 ];
 
 /// Keys of the language for what pipec does not have, and of other systems.
@@ -31,7 +32,6 @@ pub(super) const UNAVAILABLE: &[&str] = &[
     "sequence_parallel",
     "expert_parallel",
     "slices",
-    "state",
     "zero",
     "fsdp",
     "weight_grads",
@@ -60,6 +60,7 @@ pub(super) struct Wished {
     layers: Option<Vec<u32>>,
     recompute: Recompute,
     offload: Offload,
+    state: State,
     schedule: Wish,
     given: Option<Given>,
     origins: Places,
@@ -87,6 +88,7 @@ struct Places {
     replicas: Origin,
     layers: Origin,
     recompute: Origin,
+    state: Origin,
     cluster: Origin,
 }
 
@@ -133,18 +135,23 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         Some(value) => offload(value, report),
         None => Some(Offload::default()),
     };
+    let state = match block.get("state") {
+        Some(value) => state(value, report),
+        None => Some(State::default()),
+    };
     let origins = Places {
         stages: block.origin("stages"),
         devices: block.origin("devices"),
         replicas: block.origin("data_parallel"),
         layers: block.origin("layers"),
         recompute: block.origin("recompute"),
+        state: block.origin("state"),
         cluster: block.origin("cluster"),
     };
     let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
-    let (replicas, recompute, offload) = (replicas?.unwrap_or(1), recompute?, offload?);
+    let (replicas, recompute, offload, state) = (replicas?.unwrap_or(1), recompute?, offload?, state?);
     let wished =
-        Wished { stages, devices, replicas, layers, recompute, offload, schedule, given: None, origins };
+        Wished { stages, devices, replicas, layers, recompute, offload, state, schedule, given: None, origins };
     (report.errors() == errors).then_some(wished)
 }
 
@@ -225,6 +232,54 @@ fn offload(value: &Constant, report: &mut Report) -> Option<Offload> {
     }
 }
 
+/// `device`, `host`, or `host { weights: device }`.
+fn state(value: &Constant, report: &mut Report) -> Option<State> {
+    match &value.kind {
+        Kind::Word(word) if word == "device" => Some(State::Device),
+        Kind::Word(word) if word == "host" => Some(State::Host),
+        Kind::Record(word, _, settings) if word == "host" => {
+            let block = Block::new("state on the host", settings, &["weights"], &["optimizer", "gradients"], report);
+            match block.get("weights") {
+                Some(value) => on_host(value, report).map(|weights| match weights {
+                    true => State::Host,
+                    false => State::HostOptimizer,
+                }),
+                None => Some(State::Host),
+            }
+        }
+        Kind::Word(_)
+        | Kind::Poison
+        | Kind::Number(_)
+        | Kind::Quantity(..)
+        | Kind::Text(_)
+        | Kind::List(_)
+        | Kind::Call(..)
+        | Kind::Record(..) => {
+            wrong_kind(value, "`device`, `host` or `host { weights: device }`", report);
+            None
+        }
+    }
+}
+
+/// Whether something lives on the host.
+fn on_host(value: &Constant, report: &mut Report) -> Option<bool> {
+    match &value.kind {
+        Kind::Word(word) if word == "device" => Some(false),
+        Kind::Word(word) if word == "host" => Some(true),
+        Kind::Word(_)
+        | Kind::Poison
+        | Kind::Number(_)
+        | Kind::Quantity(..)
+        | Kind::Text(_)
+        | Kind::List(_)
+        | Kind::Call(..)
+        | Kind::Record(..) => {
+            wrong_kind(value, "`device` or `host`", report);
+            None
+        }
+    }
+}
+
 fn level(value: &Constant) -> Option<Level> {
     match &value.kind {
         Kind::Word(word) => Level::ALL.into_iter().find(|level| level.name() == word),
@@ -292,6 +347,16 @@ pub(super) fn pipeline(
             .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
         );
     }
+    if let Some(place) = train.sharded.filter(|_| wished.state.is_on_host() && copies > 1) {
+        let error = Diagnostic::error(place.source, Code::Conflict, "an optimizer on the host is not sharded")
+            .at(place.span, "")
+            .help("leave out `sharded: true`: every host updates the weights of its devices");
+        report.push(if wished.origins.state.source == place.source {
+            error.with(wished.origins.state.span, "on the host")
+        } else {
+            error
+        });
+    }
     let (balance, replicas, given) = (wished.schedule.balance, wished.replicas, wished.given.clone());
     if let Some(given) = &given {
         let each = micro_batches / replicas.max(1);
@@ -311,6 +376,7 @@ pub(super) fn pipeline(
         balance,
         recompute,
         offload: wished.offload,
+        state: wished.state,
     };
     (report.errors() == errors).then_some(pipeline)
 }

@@ -1,8 +1,8 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
 use super::{
-    Cluster, Cut, Layer, Level, Model, Offload, Op, Optimizer, Pipeline, Recompute, Spec, Train, Unary,
-    Value, ValueId, Wire,
+    Cluster, Cut, Layer, Level, Model, Offload, Op, Optimizer, Pipeline, Recompute, Spec, State, Train,
+    Unary, Value, ValueId, Wire,
 };
 use pipec_program::id::IdVec;
 use pipec_program::{Data, Init, LearningRate, Mask, Pairing, RopeScaling, TokenWidth, Tokenizer};
@@ -160,7 +160,13 @@ fn cluster(lines: &mut Lines, cluster: &Cluster) {
                 device.threads
             ),
         );
-        lines.add(2, format_args!("host memory {}, cores {}", node.host_memory, node.host_cores));
+        lines.add(
+            2,
+            format_args!(
+                "host memory {}, cores {}, bandwidth {}",
+                node.host_memory, node.host_cores, node.host_bandwidth
+            ),
+        );
         if let Some(host) = node.host_wire {
             lines.add(2, format_args!("{} <-> host {}", device.name, wire(host)));
         }
@@ -249,6 +255,11 @@ fn pipeline(lines: &mut Lines, pipeline: &Pipeline) {
         Offload::None => {}
         Offload::Auto => lines.add(1, "offload auto"),
         Offload::Part(part) => lines.add(1, format_args!("offload {}", f64::from(part) / 1000.0)),
+    }
+    match pipeline.state {
+        State::Device => {}
+        State::HostOptimizer => lines.add(1, "state: weights on the device, optimizer on the host"),
+        State::Host => lines.add(1, "state on the host"),
     }
     match &pipeline.cut {
         Cut::Balanced => lines.add(1, "cut balanced"),

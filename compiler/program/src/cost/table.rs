@@ -3,7 +3,7 @@
 use super::{Cost, Profile, ProfileError, function};
 use crate::function::{Body, Function};
 use crate::id::{ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, LinkId};
-use crate::program::{Device, Instruction, Pass, Program};
+use crate::program::{Device, Instruction, Pass, Program, QueueKind};
 use crate::program::{Group, Shared};
 use crate::tensor::DType;
 use crate::units::{Bytes, BytesPerSecond, Flops, FlopsPerSecond, Nanos};
@@ -52,8 +52,8 @@ impl Costs {
     ///
     /// - A call: the sum over kernels of `max(flops / rate, traffic / bandwidth)`; the rate is the peak for the element
     ///   type of the kernel's first floating-point operand, the slowest of the device where it states none for that
-    ///   type. An abstract function runs at the fastest rate of the device, and host compute at the rates of the device,
-    ///   since a program states none for the host.
+    ///   type. An abstract function runs at the fastest rate of the device. Host compute takes its traffic at the rate of the
+    ///   host's memory: what runs there is bound by it.
     /// - A message: the latencies of its route plus its size at the slowest link; nothing on an empty route.
     /// - A reduction over k members by a ring: `2 (k - 1)` rounds of a k-th of the tensor at the slowest link and the
     ///   mean latency of a hop; nothing on an empty route.
@@ -62,16 +62,21 @@ impl Costs {
     /// - No overhead per instruction.
     pub fn roofline(program: &Program) -> Self {
         let functions: IdVec<FunctionId, Cost> = program.functions.values().map(function).collect();
+        let hosted = hosted(program);
         let mut kinds: Vec<&Device> = Vec::new();
         let mut columns = Vec::new();
         let mut column = IdVec::new();
         for device in program.devices.values() {
             let known = kinds
                 .iter()
-                .position(|kind| kind.bandwidth == device.bandwidth && kind.rates == device.rates);
+                .position(|kind| rates(kind) == rates(device));
             column.push(known.unwrap_or_else(|| {
                 kinds.push(device);
-                columns.push(program.functions.values().map(|each| least_time(each, device)).collect());
+                let time = |(id, each): (FunctionId, &Function)| match hosted.contains(&id) {
+                    true => functions[id].traffic.at(device.host_bandwidth),
+                    false => least_time(each, device),
+                };
+                columns.push(program.functions.iter().map(time).collect());
                 kinds.len() - 1
             }));
         }
@@ -260,6 +265,26 @@ impl Costs {
         let rate = (u128::from(self.functions[function].traffic.0) * 1_000_000_000).checked_div(nanos)?;
         Some(BytesPerSecond(u64::try_from(rate).unwrap_or(u64::MAX)))
     }
+}
+
+/// What the times of a device depend on.
+fn rates(device: &Device) -> (BytesPerSecond, BytesPerSecond, &[(DType, FlopsPerSecond)]) {
+    (device.bandwidth, device.host_bandwidth, &device.rates)
+}
+
+/// The functions that run on hosts.
+fn hosted(program: &Program) -> BTreeSet<FunctionId> {
+    let queues = program.queues.values().filter(|queue| queue.kind == QueueKind::HostCompute);
+    let called = queues.flat_map(|queue| &queue.instructions).filter_map(|instruction| match instruction {
+        Instruction::Run { function, .. } => Some(*function),
+        Instruction::Send { .. }
+        | Instruction::Recv { .. }
+        | Instruction::Copy { .. }
+        | Instruction::Fill { .. }
+        | Instruction::Reduce { .. }
+        | Instruction::Wait { .. } => None,
+    });
+    called.collect()
 }
 
 /// The time in which a group meets, over a wire that goes once round all members.

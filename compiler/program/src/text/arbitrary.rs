@@ -292,16 +292,19 @@ fn links() -> impl Strategy<Value = Vec<LinkId>> {
 
 fn device() -> impl Strategy<Value = Device> {
     let rates = vec((dtype(), number().prop_map(FlopsPerSecond)), 0..3);
-    (name(), (number(), number(), number()), (links(), links()), rates, any::<u32>()).prop_map(
-        |(name, (memory, host_memory, bandwidth), (upload, download), rates, threads)| Device {
+    let rates_of_memory = (number(), number());
+    (name(), (number(), number()), rates_of_memory, (links(), links()), rates, (any::<u32>(), any::<u32>())).prop_map(
+        |(name, (memory, host_memory), (bandwidth, host_bandwidth), (upload, download), rates, (threads, host_threads))| Device {
             name,
             memory: Bytes(memory),
             host_memory: Bytes(host_memory),
             bandwidth: BytesPerSecond(bandwidth),
+            host_bandwidth: BytesPerSecond(host_bandwidth),
             upload,
             download,
             rates,
             threads,
+            host_threads,
         },
     )
 }
@@ -327,10 +330,12 @@ fn parameter() -> impl Strategy<Value = Parameter> {
         real().prop_map(|std| Init::Normal { std }),
     ];
     let stages = vec((0u32..9).prop_map(StageId), 0..3);
-    let copy = (view(), view(), option::of((view(), view())), option::of(view()), stages).prop_map(
-        |(weight, gradient, moments, master, stages)| Placed {
+    let gradient = (view(), option::of(view()));
+    let copy = (view(), gradient, option::of((view(), view())), option::of(view()), stages).prop_map(
+        |(weight, (gradient, landed), moments, master, stages)| Placed {
             weight,
             gradient,
+            landed,
             moments: moments.map(|(first, second)| [first, second]),
             master,
             stages,

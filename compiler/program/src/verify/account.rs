@@ -9,7 +9,7 @@ use crate::entity::Entity;
 use crate::function::{Body, Function, Value};
 use crate::id::{BufferId, DeviceId, GroupId, Id, IdVec, ParameterId, ValueId};
 use crate::kernel::{Kernel, Op};
-use crate::program::{Category, Instruction, Program, StepWork, Unit, View, Work};
+use crate::program::{Category, Instruction, Placed, Program, StepWork, Unit, View, Work};
 use crate::units::Bytes;
 use std::collections::BTreeSet;
 
@@ -133,7 +133,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
         }
         if let (StepWork::Update, Instruction::Run { function, views, .. }) = (step_work, instruction) {
             let row = &self.gradients.program.functions[*function];
-            self.update(row, views, used, &read, report);
+            self.update(row, views, used, &read, memory, report);
         }
     }
 
@@ -245,6 +245,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
         views: &[View],
         used: Used<'_>,
         gradients: &[usize],
+        memory: &Memory<'_>,
         report: &mut Report,
     ) {
         let Used { place, touches, numbers, device: _ } = used;
@@ -253,7 +254,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
                 kernels.iter().filter(|kernel| matches!(kernel.op, Op::AdamW { .. })).collect();
             if !updates.is_empty() {
                 for kernel in updates {
-                    self.update_kernel(place, kernel, values, views, report);
+                    self.update_kernel(place, kernel, values, views, (touches, memory), report);
                 }
                 return;
             }
@@ -282,8 +283,14 @@ impl<'g, 'a> Accounts<'g, 'a> {
                     let message = format!("updates {} without all of its optimizer state", row.parameter);
                     report.add(place, Rule::Update, message);
                 }
-                let cell = self.gradients.cell(row.placed.gradient);
-                if cell.is_none_or(|cell| gradients.binary_search(&cell).is_err()) {
+                let is_read = match row.placed.landed {
+                    Some(landed) => touched_by(numbers, touches, landed),
+                    None => {
+                        let cell = self.gradients.cell(row.placed.gradient);
+                        cell.is_some_and(|cell| gradients.binary_search(&cell).is_ok())
+                    }
+                };
+                if !is_read || !self.has_landed(row.placed, touches, memory) {
                     report.add(
                         place,
                         Rule::Update,
@@ -300,6 +307,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
         kernel: &Kernel,
         values: &IdVec<ValueId, Value>,
         views: &[View],
+        (touches, memory): (&Touches, &Memory<'_>),
         report: &mut Report,
     ) {
         let locate = |value: ValueId| -> Option<Located> {
@@ -334,11 +342,15 @@ impl<'g, 'a> Accounts<'g, 'a> {
                 continue;
             };
             let wanted = [
-                ("gradient", Some(row.placed.gradient), gradient),
+                ("gradient", Some(row.placed.landed.unwrap_or(row.placed.gradient)), gradient),
                 ("first moment", Some(m), outputs.get(1).copied().flatten()),
                 ("second moment", Some(v), outputs.get(2).copied().flatten()),
                 ("master", row.placed.master, outputs.get(3).copied().flatten()),
             ];
+            if !self.has_landed(row.placed, touches, memory) {
+                let message = format!("updates {} before its gradient has landed", row.parameter);
+                report.add_related(place, Rule::Update, message, vec![row.place()]);
+            }
             for (what, wanted, found) in wanted {
                 let agrees = match (wanted, found) {
                     (Some(wanted), Some(found)) => {
@@ -391,14 +403,67 @@ impl<'g, 'a> Accounts<'g, 'a> {
         if self.is_exhausted(report) {
             return;
         }
-        for &(start, end) in touches.reads(touch) {
-            let copies = &self.gradients.copies[self.gradients.copies_in(touch.view.buffer, start, end)];
-            self.steps += copies.len();
-            if let Some(row) = copies.iter().find(|row| !row.placed.stages.contains(&unit.stage)) {
-                let message = format!("reads {}, which {} does not use", row.parameter, unit.stage);
-                return report.add_related(place, Rule::Unit, message, vec![row.place()]);
+        for &range in touches.reads(touch) {
+            self.loaded_by_stage(place, unit, touch.view.buffer, range, report);
+        }
+    }
+
+    /// Checks that some weights that a pass reads, or reads a copy of, belong to its stage.
+    pub(super) fn loaded_by_stage(
+        &mut self,
+        place: Entity,
+        unit: Unit,
+        buffer: BufferId,
+        (start, end): Interval,
+        report: &mut Report,
+    ) {
+        let copies = &self.gradients.copies[self.gradients.copies_in(buffer, start, end)];
+        self.steps += copies.len();
+        if let Some(row) = copies.iter().find(|row| !row.placed.stages.contains(&unit.stage)) {
+            let message = format!("reads {}, which {} does not use", row.parameter, unit.stage);
+            report.add_related(place, Rule::Unit, message, vec![row.place()]);
+        }
+    }
+
+    /// Checks that gradients which leave for the host are complete, and the sum of all copies.
+    pub(super) fn leave(
+        &mut self,
+        place: Entity,
+        touch: &Touch,
+        touches: &Touches,
+        memory: &Memory<'_>,
+        report: &mut Report,
+    ) {
+        if self.is_exhausted(report) {
+            return;
+        }
+        let (full, _) = self.gradients.covered(touch.view.buffer, touches.reads(touch));
+        self.steps += full.len();
+        for cell in full {
+            self.complete(place, cell, memory, report);
+            let parameter = self.gradients.cells[cell].parameter;
+            if !self.tied[cell] && self.gradients.cells_of[parameter].len() > 1 {
+                let message = format!("copies the gradient of {parameter} before its copies are added up");
+                report.add(place, Rule::Gradient, message);
             }
         }
+    }
+
+    /// Whether what has landed of a copy of a parameter is its gradient.
+    fn has_landed(&self, placed: &Placed, touches: &Touches, memory: &Memory<'_>) -> bool {
+        let Some(landed) = placed.landed else { return true };
+        let (arena, mut segments) = memory.segments(landed);
+        segments.all(|index| {
+            let segment = memory.segment(arena, index);
+            let (Made::Copied(from), Some(to)) = (segment.maker.made, segment.maker.origin) else {
+                return false;
+            };
+            let (from, to) = (touches.list[from as usize].view, touches.list[to as usize].view);
+            segment.holds(landed.buffer)
+                && from.buffer == placed.gradient.buffer
+                && to.buffer == landed.buffer
+                && from.offset + landed.offset == to.offset + placed.gradient.offset
+        })
     }
 
     /// Whether instructions and parameters have met so often that the rest is not gone through.
@@ -416,6 +481,14 @@ impl<'g, 'a> Accounts<'g, 'a> {
 /// Whether a view lies on a device.
 fn lies_on(gradients: &Gradients<'_>, view: View, device: DeviceId) -> bool {
     gradients.program.buffers[view.buffer].device == device
+}
+
+/// Whether some touches read all of a view.
+fn touched_by(numbers: &[u32], touches: &Touches, view: View) -> bool {
+    numbers.iter().map(|&number| &touches.list[number as usize]).any(|touch| {
+        touch.view.buffer == view.buffer
+            && covers(touches.reads(touch), (view.offset.0, view.offset.0 + view.bytes.0))
+    })
 }
 
 /// Whether one of some ascending intervals contains a range.
@@ -445,7 +518,11 @@ fn step_sources(
         let is_known = match touch.category {
             Category::Gradients => work != StepWork::Clip,
             Category::Weights | Category::Optimizer => work == StepWork::Update,
-            Category::Activations | Category::Communication | Category::Workspace | Category::Data => false,
+            Category::Loaded
+            | Category::Activations
+            | Category::Communication
+            | Category::Workspace
+            | Category::Data => false,
         };
         if is_known {
             continue;
@@ -463,7 +540,11 @@ fn step_sources(
                 Category::Weights | Category::Optimizer | Category::Gradients => {
                     format!("{name} reads {}, a buffer of {}", touch.view.buffer, touch.category.name())
                 }
-                Category::Activations | Category::Communication | Category::Workspace | Category::Data => {
+                Category::Loaded
+                | Category::Activations
+                | Category::Communication
+                | Category::Workspace
+                | Category::Data => {
                     format!("{name} reads what {made} made, not what {} made", wanted.name())
                 }
             };

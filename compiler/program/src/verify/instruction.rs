@@ -86,7 +86,7 @@ impl Tables<'_> {
                 }
                 let (source, target) =
                     (self.program.buffers[from.buffer].category, self.program.buffers[to.buffer].category);
-                if target == Category::Activations && (source.is_state() || source == Category::Gradients) {
+                if !is_copied(source, target) {
                     self.wrong(place, format!("copies {} into {}", source.name(), target.name()));
                 }
                 if from.bytes != to.bytes {
@@ -327,6 +327,19 @@ fn arena(kind: QueueKind) -> Option<Space> {
         | QueueKind::Collective
         | QueueKind::HostToDevice
         | QueueKind::DeviceToHost => None,
+    }
+}
+
+/// Whether bytes of a category may become bytes of another: weights are loaded, gradients land, what passes make stays what it is.
+fn is_copied(source: Category, target: Category) -> bool {
+    match source {
+        Category::Weights => matches!(target, Category::Weights | Category::Loaded),
+        Category::Optimizer => target.is_state(),
+        Category::Gradients => matches!(target, Category::Gradients | Category::Workspace),
+        Category::Loaded => target == Category::Loaded,
+        Category::Activations | Category::Communication | Category::Workspace | Category::Data => {
+            target != Category::Loaded
+        }
     }
 }
 

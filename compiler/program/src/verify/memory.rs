@@ -25,6 +25,8 @@ pub(super) enum Made {
     Backward(Unit),
     /// Work for a stage or a step.
     Step(StepWork),
+    /// A copy of weights or of gradients, through the touch of this number.
+    Copied(u32),
 }
 
 impl Made {
@@ -55,6 +57,7 @@ impl fmt::Display for Made {
             Self::Forward(unit) => write!(f, "forward of {unit}"),
             Self::Backward(unit) => write!(f, "backward of {unit}"),
             Self::Step(work) => f.write_str(work.name()),
+            Self::Copied(_) => f.write_str("a copy of weights or of gradients"),
         }
     }
 }
@@ -339,7 +342,7 @@ impl<'a> Memory<'a> {
                     Made::Forward(_) => false,
                     // The losses of micro-batches that run on another copy are zero here.
                     Made::Zero => self.program.batch.copies < 2,
-                    Made::Backward(_) | Made::Step(_) | Made::Feed(_) | Made::Other => true,
+                    Made::Backward(_) | Made::Step(_) | Made::Copied(_) | Made::Feed(_) | Made::Other => true,
                 },
                 ReadingKind::GradientNorm => segment.maker.made != Made::Step(StepWork::Clip),
             });
@@ -411,7 +414,9 @@ pub(super) fn misread(pass: Pass, unit: Unit, made: Made) -> Option<String> {
     };
     let (by, neighbour) = match made {
         Made::Other | Made::Zero | Made::Feed(_) => return None,
-        Made::Step(_) => return Some(format!("{} {unit} reads what {made} made", pass.name())),
+        Made::Step(_) | Made::Copied(_) => {
+            return Some(format!("{} {unit} reads what {made} made", pass.name()));
+        }
         Made::Forward(by) => (by, by.stage.0.checked_add(1)),
         Made::Backward(by) => (by, by.stage.0.checked_sub(1)),
     };

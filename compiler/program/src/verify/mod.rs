@@ -26,7 +26,9 @@
 //! - **gradient**: per parameter, every stage that uses it adds one contribution for every micro-batch and slice, all of
 //!   them before a tie, norm or update reads it; copies are reduced over exactly their devices before norm and update;
 //!   the norm counts every parameter once.
-//! - **update**: every copy of a parameter is updated exactly once, from its own gradient and with its own moments.
+//! - **update**: every copy of a parameter is updated exactly once, from its own gradient and with its own moments. Where state is
+//!   on the host: loaded weights are copies of weights that the stage uses, as they were before their update; a gradient lands
+//!   when it is complete, and the update finds it there.
 //!
 //! Method: one pass over the tables; one over each function; then one replay of all queues in an order that respects
 //! waits and messages, which drives vector clocks per device and the state of every distinct byte range of every arena.

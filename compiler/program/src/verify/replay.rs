@@ -184,13 +184,15 @@ struct Sources {
     sent: BTreeMap<(ChannelId, FunctionId), (ParamId, Entity)>,
     /// Pairs of touch and stage whose weights have been checked.
     weights: BTreeSet<(u32, u32)>,
+    /// The same of loaded weights, with the touch that they were copied through.
+    loaded: BTreeSet<(u32, u32, u32)>,
 }
 
 impl Sources {
     fn new(program: &Program) -> Self {
         let regions =
             program.functions.values().map(|row| vec![RegionSource::default(); row.params.len()]).collect();
-        Self { regions, sent: BTreeMap::new(), weights: BTreeSet::new() }
+        Self { regions, sent: BTreeMap::new(), weights: BTreeSet::new(), loaded: BTreeSet::new() }
     }
 
     fn of(&mut self, function: FunctionId, param: ParamId) -> &mut RegionSource {
@@ -401,7 +403,7 @@ impl Replay<'_, '_, '_> {
             Instruction::Reduce { .. } | Instruction::Copy { .. } | Instruction::Wait { .. } => Made::Other,
         };
         let copied = match instruction {
-            Instruction::Copy { .. } => Some(self.copied(used)),
+            Instruction::Copy { .. } => Some(self.copied(place, used)),
             Instruction::Run { .. }
             | Instruction::Send { .. }
             | Instruction::Recv { .. }
@@ -410,6 +412,7 @@ impl Replay<'_, '_, '_> {
             | Instruction::Wait { .. } => None,
         };
         let is_run = matches!(instruction, Instruction::Run { .. });
+        let is_copy = copied.is_some();
         let is_update = matches!(
             instruction,
             Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
@@ -435,6 +438,11 @@ impl Replay<'_, '_, '_> {
                     let message = format!("writes {}, which only updates may", touch.view.buffer);
                     self.report.add(place, Rule::Update, message);
                 }
+                let is_load = touch.category == Category::Loaded && !touches.writes(touch).is_empty();
+                if is_load && !is_copy {
+                    let message = format!("writes {}, which takes copies of weights only", touch.view.buffer);
+                    self.report.add(place, Rule::Update, message);
+                }
                 let contributes = adds && gradient::contributes(touches, touch);
                 let maker = copied.unwrap_or(Maker { made, origin: is_run.then_some(number) });
                 self.memory.access(actor, touch, maker, contributes, self.report);
@@ -442,10 +450,32 @@ impl Replay<'_, '_, '_> {
         }
     }
 
-    /// What the bytes of a copy are afterwards: what they were, where they all are the same.
-    fn copied(&self, used: &[u32]) -> Maker {
-        let Some(&from) = used.first() else { return Maker::OTHER };
-        let mut makers = self.memory.read(&self.touches.list[from as usize]).map(|segment| segment.maker);
+    /// What the bytes of a copy are afterwards: of weights and gradients where they come from, of all else what they were,
+    /// where they all are the same. Weights are copied before their update, gradients when they are complete.
+    fn copied(&mut self, place: Entity, used: &[u32]) -> Maker {
+        let &[from, to, ..] = used else { return Maker::OTHER };
+        let touch = &self.touches.list[from as usize];
+        match touch.category {
+            Category::Weights => {
+                let is_updated = |made: Made| made == Made::Step(StepWork::Update);
+                if self.memory.read(touch).any(|segment| is_updated(segment.maker.made)) {
+                    let message = format!("copies weights of {} after their update", touch.view.buffer);
+                    self.report.add(place, Rule::Update, message);
+                }
+                return Maker { made: Made::Copied(from), origin: Some(to) };
+            }
+            Category::Gradients => {
+                self.accounts.leave(place, touch, self.touches, &self.memory, self.report);
+                return Maker { made: Made::Copied(from), origin: Some(to) };
+            }
+            Category::Loaded
+            | Category::Optimizer
+            | Category::Activations
+            | Category::Communication
+            | Category::Workspace
+            | Category::Data => {}
+        }
+        let mut makers = self.memory.read(touch).map(|segment| segment.maker);
         match makers.next() {
             Some(first) if makers.all(|maker| maker == first) => first,
             Some(_) | None => Maker::OTHER,
@@ -491,6 +521,7 @@ impl Replay<'_, '_, '_> {
                     self.accounts.weights_of_stage(place, unit, touches, touch, self.report);
                 }
             }
+            Category::Loaded => self.check_loaded(place, unit, number),
             Category::Optimizer => {
                 self.report.add(
                     place,
@@ -512,7 +543,11 @@ impl Replay<'_, '_, '_> {
         }
         let follows = match touch.category {
             Category::Activations | Category::Communication | Category::Data => true,
-            Category::Weights | Category::Optimizer | Category::Gradients | Category::Workspace => false,
+            Category::Weights
+            | Category::Loaded
+            | Category::Optimizer
+            | Category::Gradients
+            | Category::Workspace => false,
         };
         let mut source = None;
         let mut add = |this: Source| {
@@ -540,7 +575,7 @@ impl Replay<'_, '_, '_> {
                 match made {
                     // Sums that grow over slices begin with zeros.
                     Made::Zero if touch.category != Category::Data => {}
-                    Made::Other | Made::Step(_) | Made::Zero => add(Source::Other),
+                    Made::Other | Made::Step(_) | Made::Copied(_) | Made::Zero => add(Source::Other),
                     Made::Feed(kind) => add(Source::Feed(kind)),
                     Made::Forward(by) => add(Source::Forward(stages(by), slices(by))),
                     Made::Backward(by) => add(Source::Backward(stages(by), slices(by))),
@@ -562,6 +597,33 @@ impl Replay<'_, '_, '_> {
                 let name = &self.program.functions[function].params[param].name;
                 let message = format!("{param} {name:?} of {function} comes from elsewhere than at {first}");
                 self.report.add_related(place, Rule::Unit, message, vec![first]);
+            }
+        }
+    }
+
+    /// Loaded weights that a pass reads are copies of weights that its stage uses.
+    fn check_loaded(&mut self, place: Entity, unit: Unit, number: u32) {
+        let touches = self.touches;
+        let touch = &touches.list[number as usize];
+        let mut previous = None;
+        for segment in self.memory.read(touch) {
+            if previous == Some(segment.maker) {
+                continue;
+            }
+            previous = Some(segment.maker);
+            let (Made::Copied(from), Some(to)) = (segment.maker.made, segment.maker.origin) else { continue };
+            if !self.sources.loaded.insert((number, unit.stage.0, from)) {
+                continue;
+            }
+            let (source, target) = (touches.list[from as usize].view, touches.list[to as usize].view);
+            let end = target.offset + target.bytes;
+            for &(start, stop) in touches.reads(touch) {
+                let (start, stop) = (start.max(target.offset.0), stop.min(end.0));
+                if start < stop {
+                    let at = |offset: u64| source.offset.0 + (offset - target.offset.0);
+                    let range = (at(start), at(stop));
+                    self.accounts.loaded_by_stage(place, unit, source.buffer, range, self.report);
+                }
             }
         }
     }

@@ -164,6 +164,9 @@ impl Tables<'_> {
             if device.threads == 0 {
                 self.wrong(place, "threads is 0");
             }
+            if device.host_threads == 0 {
+                self.wrong(place, "host_threads is 0");
+            }
             if !device.rates.is_sorted_by(|a, b| a.0 < b.0) {
                 self.wrong(place, "rates do not ascend by element type");
             }
@@ -235,6 +238,10 @@ impl Tables<'_> {
         }
     }
 
+    fn space_of(&self, view: View) -> Option<Space> {
+        self.program.buffers.get(view.buffer).map(|buffer| buffer.space)
+    }
+
     fn parameters(&mut self) {
         let mut names = BTreeSet::new();
         let mut ranges = Vec::new();
@@ -265,7 +272,7 @@ impl Tables<'_> {
     fn copy(&mut self, place: Entity, copy: &Placed, ty: &crate::TensorType, ranges: &mut Vec<StateRange>) {
         let elements = ty.shape.elements();
         let single = DType::F32.bytes() * elements;
-        let Placed { weight, gradient, moments, master, stages } = copy;
+        let Placed { weight, gradient, landed, moments, master, stages } = copy;
         // The moments of an f64 weight are f32 or f64.
         let [first, second] = moments.map_or([None; 2], |moments| moments.map(Some));
         let wide = ty.dtype == DType::F64 && first.is_some_and(|first| first.bytes == ty.bytes());
@@ -298,6 +305,21 @@ impl Tables<'_> {
             let found = self.program.buffers[gradient.buffer].category;
             if found != Category::Gradients {
                 let message = format!("gradient is in {}, a buffer of {}", gradient.buffer, found.name());
+                self.wrong(place, message);
+            }
+            let (home, of_passes) = (self.space_of(*weight), self.space_of(*gradient));
+            if of_passes == Some(Space::Host) || landed.is_some() != (home == Some(Space::Host)) {
+                let message = "passes add to a gradient on the device, which lands on the host if the weight is there";
+                self.wrong(place, message);
+            }
+        }
+        if let Some(landed) = *landed
+            && self.view(place, "landed gradient", landed, device)
+        {
+            self.sized(place, "landed gradient", landed, gradient.bytes);
+            let buffer = &self.program.buffers[landed.buffer];
+            if buffer.category != Category::Gradients || buffer.space != Space::Host {
+                let message = format!("landed gradient is in {}, no buffer of gradients on the host", landed.buffer);
                 self.wrong(place, message);
             }
         }

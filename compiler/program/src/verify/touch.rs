@@ -154,8 +154,8 @@ impl Touches {
             let cuts = &mut self.arenas[arena(buffer.device, buffer.space)].cuts;
             cuts.extend([buffer.offset.0, buffer.offset.0 + buffer.bytes.0]);
         }
-        let copies =
-            program.parameters.values().flat_map(|parameter| &parameter.copies).map(|copy| copy.gradient);
+        let copies = program.parameters.values().flat_map(|parameter| &parameter.copies);
+        let copies = copies.flat_map(|copy| [Some(copy.gradient), copy.landed]).flatten();
         let feeds = program.feeds.iter().map(|feed| feed.view);
         let readings = program.readings.iter().map(|reading| reading.view);
         for view in copies.chain(feeds).chain(readings) {

@@ -214,10 +214,12 @@ impl<'a> Builder<'a> {
                 memory: Bytes(1 << 40),
                 host_memory: Bytes(1 << 40),
                 bandwidth: BytesPerSecond(1 << 50),
+                host_bandwidth: BytesPerSecond(1 << 50),
                 upload: Vec::new(),
                 download: Vec::new(),
                 rates: vec![(DType::F32, FlopsPerSecond(1_000_000_000))],
                 threads: 1,
+                host_threads: 1,
             });
         }
         let none = View { buffer: BufferId(0), offset: Bytes::ZERO, bytes: Bytes::ZERO };
@@ -289,6 +291,7 @@ impl<'a> Builder<'a> {
                 copies: vec![Placed {
                     weight,
                     gradient,
+                    landed: None,
                     moments: Some(moments),
                     master: None,
                     stages: vec![StageId(g)],

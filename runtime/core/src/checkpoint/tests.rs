@@ -11,7 +11,7 @@ use tempfile::TempDir;
 
 fn engine(program: &Arc<Verified>) -> Engine {
     let mut engine =
-        Engine::new(program.clone(), Options::default(), |_, _| Ok(Box::new(ReferenceDevice::new())))
+        Engine::new(program.clone(), Options::default(), |_, _, _| Ok(Box::new(ReferenceDevice::new())))
             .expect("the engine");
     state::initialise(&mut engine).expect("the state");
     engine

@@ -1,6 +1,6 @@
 //! Where the threads of a step meet: messages, reductions, sleep, and the end of all when one fails.
 //!
-//! One mutex guards everything and each device has a condition variable of its own; nothing polls. Bytes are never
+//! One mutex guards everything and each worker has a condition variable of its own; nothing polls. Bytes are never
 //! copied under the mutex: it orders the copies, and so the memory that they touch.
 //!
 //! What it deliberately does not do: move bytes. It hands out places.
@@ -8,7 +8,7 @@
 use super::EngineError;
 use super::step::Place;
 use pipec_program::id::Id;
-use pipec_program::{ChannelId, DeviceId, GroupId, Nanos, Program};
+use pipec_program::{ChannelId, DeviceId, GroupId, Nanos, Position, Program, QueueId};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -16,7 +16,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 /// The meeting point of one step.
 pub(super) struct Exchange {
     state: Mutex<State>,
-    /// One for each device.
+    /// One for each worker: the devices, then the hosts that compute.
     bells: Vec<Condvar>,
     /// Set with [`State::failure`], so that a running thread need not lock to see it.
     stopped: AtomicBool,
@@ -25,10 +25,12 @@ pub(super) struct Exchange {
 struct State {
     channels: Vec<Messages>,
     groups: Vec<Meeting>,
-    /// Whether something has changed for a device since it last went through its queues.
+    /// How many instructions of each queue have finished, where another worker may wait for them.
+    finished: Vec<Position>,
+    /// Whether something has changed for a worker since it last went through its queues.
     rung: Vec<bool>,
     asleep: Vec<bool>,
-    /// Devices that have not finished the step.
+    /// Workers that have not finished the step.
     running: usize,
     failure: Option<EngineError>,
 }
@@ -74,8 +76,8 @@ enum Phase {
 }
 
 impl Exchange {
-    pub(super) fn new(program: &Program) -> Self {
-        let devices = program.devices.len();
+    /// For so many workers, those of the devices first.
+    pub(super) fn new(program: &Program, workers: usize) -> Self {
         Self {
             state: Mutex::new(State {
                 channels: program
@@ -99,12 +101,13 @@ impl Exchange {
                         phase: Phase::Gathering,
                     })
                     .collect(),
-                rung: vec![false; devices],
-                asleep: vec![false; devices],
-                running: devices,
+                finished: vec![0; program.queues.len()],
+                rung: vec![false; workers],
+                asleep: vec![false; workers],
+                running: workers,
                 failure: None,
             }),
-            bells: (0..devices).map(|_| Condvar::new()).collect(),
+            bells: (0..workers).map(|_| Condvar::new()).collect(),
             stopped: AtomicBool::new(false),
         }
     }
@@ -114,10 +117,29 @@ impl Exchange {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Messages and reductions are the affair of devices.
     fn ring(&self, state: &mut State, device: DeviceId) {
-        state.rung[device.index()] = true;
-        state.asleep[device.index()] = false;
-        self.bells[device.index()].notify_one();
+        self.wake(state, device.index());
+    }
+
+    fn wake(&self, state: &mut State, worker: usize) {
+        state.rung[worker] = true;
+        state.asleep[worker] = false;
+        self.bells[worker].notify_one();
+    }
+
+    // ---- queues of a device and of its host
+
+    /// So many instructions of a queue have finished, which concerns another worker.
+    pub(super) fn advance(&self, queue: QueueId, finished: Position, other: usize) {
+        let mut state = self.lock();
+        state.finished[queue.index()] = finished;
+        self.wake(&mut state, other);
+    }
+
+    /// How many instructions of a queue of another worker have finished.
+    pub(super) fn finished(&self, queue: QueueId) -> Position {
+        self.lock().finished[queue.index()]
     }
 
     // ---- messages
@@ -256,10 +278,9 @@ impl Exchange {
         self.stopped.load(Ordering::Acquire)
     }
 
-    /// Sleeps until something has changed for the device since it last slept.
-    pub(super) fn sleep(&self, device: DeviceId) {
+    /// Sleeps until something has changed for a worker since it last slept.
+    pub(super) fn sleep(&self, index: usize) {
         let mut state = self.lock();
-        let index = device.index();
         while !state.rung[index] && state.failure.is_none() {
             state.asleep[index] = true;
             self.check_stall(&mut state);
@@ -272,14 +293,14 @@ impl Exchange {
         state.rung[index] = false;
     }
 
-    /// A device has finished the step.
+    /// A worker has finished the step.
     pub(super) fn finish(&self) {
         let mut state = self.lock();
         state.running -= 1;
         self.check_stall(&mut state);
     }
 
-    /// Stops all devices; the first failure is the one that counts.
+    /// Stops all workers; the first failure is the one that counts.
     pub(super) fn fail(&self, failure: EngineError) {
         let mut state = self.lock();
         self.stop(&mut state, failure);
@@ -298,7 +319,7 @@ impl Exchange {
         }
     }
 
-    /// If every device that still runs is asleep, nothing will ever wake one: an error of ours, since verified programs
+    /// If every worker that still runs is asleep, nothing will ever wake one: an error of ours, since verified programs
     /// do not deadlock. Better reported than waited for.
     fn check_stall(&self, state: &mut State) {
         if state.running > 0 && state.asleep.iter().filter(|&&asleep| asleep).count() == state.running {

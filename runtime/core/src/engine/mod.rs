@@ -1,6 +1,7 @@
 //! The engine: executes a verified program on devices, step by step.
 //!
-//! Each device of the program is driven by one thread during a step; a step ends when all queues have. Before it the
+//! Each device of the program is driven by one thread during a step, and what computes on its host by another; a step ends
+//! when all queues have. Before it the
 //! engine writes the feeds, after it it reads the readings, and between steps the state of the run can be read and
 //! written. If a device fails or panics, all stop at their next instruction, the step returns the first failure, and
 //! the engine takes no further step: the arenas hold the ruins of one.
@@ -26,21 +27,25 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Instant;
-use step::{Place, Step};
+use step::{Place, Step, space};
 
 /// A program on its devices, with the state of a run.
 pub struct Engine {
     program: Arc<Verified>,
+    /// Those of the devices, in their order, then those of the hosts that compute.
     workers: Vec<Worker>,
+    /// The worker of the host of each device.
+    hosts: Vec<Option<usize>>,
     arenas: Vec<Arenas>,
     slots: Vec<Option<SharedArena>>,
     record: bool,
     failed: bool,
 }
 
-/// A device with what it has compiled.
+/// What computes in an arena, with the functions that it has compiled.
 struct Worker {
     id: DeviceId,
+    space: Space,
     device: Box<dyn Device>,
     /// By function; those that the device runs.
     functions: Vec<Option<Compiled>>,
@@ -211,20 +216,35 @@ pub enum EngineError {
 impl Engine {
     /// Makes the devices, allocates their arenas and compiles the functions that each of them runs.
     ///
-    /// `make` returns the device for an id and its description. Arenas are zero at first, or painted.
+    /// `make` returns what computes in an arena of a device: the device itself, or for [`Space::Host`] a device that computes in
+    /// host memory, which is asked for where something runs on the host. Arenas are zero at first, or painted.
     pub fn new(
         program: Arc<Verified>,
         options: Options,
-        mut make: impl FnMut(DeviceId, &Description) -> Result<Box<dyn Device>, DeviceError>,
+        mut make: impl FnMut(DeviceId, &Description, Space) -> Result<Box<dyn Device>, DeviceError>,
     ) -> Result<Self, EngineError> {
         let mut workers = Vec::with_capacity(program.devices.len());
         let mut arenas = Vec::with_capacity(program.devices.len());
         for (id, description) in program.devices.iter() {
             let failed = |error| EngineError::Setup { device: id, name: description.name.clone(), error };
-            let mut device = make(id, description).map_err(failed)?;
+            let space = Space::Device;
+            let mut device = make(id, description, space).map_err(failed)?;
             arenas.push(allocate(&program, id, device.as_mut(), options).map_err(failed)?);
-            let functions = compile(&program, id, device.as_mut()).map_err(failed)?;
-            workers.push(Worker { id, device, functions });
+            let functions = compile(&program, id, space, device.as_mut()).map_err(failed)?;
+            workers.push(Worker { id, space, device, functions });
+        }
+        let mut hosts = vec![None; workers.len()];
+        for (id, description) in program.devices.iter() {
+            let on_host = |queue: &pipec_program::Queue| queue.device == id && space(queue.kind) == Space::Host;
+            if !program.queues.values().any(on_host) {
+                continue;
+            }
+            let failed = |error| EngineError::Setup { device: id, name: description.name.clone(), error };
+            let space = Space::Host;
+            let mut device = make(id, description, space).map_err(failed)?;
+            let functions = compile(&program, id, space, device.as_mut()).map_err(failed)?;
+            hosts[id.index()] = Some(workers.len());
+            workers.push(Worker { id, space, device, functions });
         }
         let mut slots = Vec::with_capacity(program.channels.len());
         for channel in program.channels.values() {
@@ -240,7 +260,7 @@ impl Engine {
                 }
             });
         }
-        Ok(Self { program, workers, arenas, slots, record: false, failed: false })
+        Ok(Self { program, workers, hosts, arenas, slots, record: false, failed: false })
     }
 
     /// The program.
@@ -271,19 +291,20 @@ impl Engine {
             let bytes: Vec<u8> = sliced(&program, tokens).flat_map(u32::to_le_bytes).collect();
             self.write(feed.view, &bytes)?;
         }
-        let exchange = Exchange::new(&program);
+        let exchange = Exchange::new(&program, self.workers.len());
         let step = Step {
             program: &program,
             arenas: &self.arenas,
             slots: &self.slots,
             exchange: &exchange,
+            hosts: &self.hosts,
             inputs,
             clock: Instant::now(),
             record: self.record,
         };
         let mut events = Vec::new();
         if let Some((last, others)) = self.workers.split_last_mut() {
-            // The thread of the caller drives the last device itself.
+            // The thread of the caller drives the last worker itself.
             std::thread::scope(|scope| {
                 let step = &step;
                 let threads: Vec<_> =
@@ -400,11 +421,12 @@ fn allocate(
 fn compile(
     program: &Program,
     id: DeviceId,
+    of: Space,
     device: &mut dyn Device,
 ) -> Result<Vec<Option<Compiled>>, DeviceError> {
     let mut functions = vec![None; program.functions.len()];
-    let instructions =
-        program.queues.values().filter(|queue| queue.device == id).flat_map(|queue| &queue.instructions);
+    let queues = program.queues.values().filter(|queue| queue.device == id && space(queue.kind) == of);
+    let instructions = queues.flat_map(|queue| &queue.instructions);
     for instruction in instructions {
         let function: FunctionId = match instruction {
             Instruction::Run { function, .. } => *function,

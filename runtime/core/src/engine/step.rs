@@ -1,8 +1,9 @@
-//! One device in one step: its thread drives all of its queues.
+//! One worker in one step: the thread of a device drives all of its queues but those that compute on its host, which have
+//! a thread of their own.
 //!
 //! The thread executes the head of any queue that is ready, communication before computing, because others may wait
-//! for it; when no head is ready it sleeps until another device changes something. Waits between queues of the device
-//! are its own affair. A send offers its bytes where they are; the receiving thread copies them into its own arena.
+//! for it; when no head is ready it sleeps until another worker changes something. Waits between queues of one worker
+//! are its own affair; a device and its host tell each other how far their queues are. A send offers its bytes where they are; the receiving thread copies them into its own arena.
 
 use super::exchange::{Exchange, Source};
 use super::{Arenas, At, EngineError, StepInputs, Worker};
@@ -58,13 +59,15 @@ pub(super) struct Step<'a> {
     /// The slots of each channel that has some.
     pub(super) slots: &'a [Option<SharedArena>],
     pub(super) exchange: &'a Exchange,
+    /// The worker that computes on the host of each device, by its number among all; none where nothing does.
+    pub(super) hosts: &'a [Option<usize>],
     pub(super) inputs: &'a StepInputs,
     pub(super) clock: Instant,
     pub(super) record: bool,
 }
 
 impl Step<'_> {
-    /// Runs the step of one device to its end, or to that of all; returns the events of the device.
+    /// Runs the step of one worker to its end, or to that of all; returns its events.
     pub(super) fn drive(&self, worker: &mut Worker) -> Vec<Event> {
         let mut driver = Driver::new(self, worker);
         let outcome = catch_unwind(AssertUnwindSafe(|| driver.run()));
@@ -117,16 +120,33 @@ enum Attempt {
     Blocked,
 }
 
-/// The thread of a device in a step.
+/// The thread of a worker in a step.
 struct Driver<'a> {
     step: &'a Step<'a>,
     worker: &'a mut Worker,
+    /// Its number among all workers.
+    number: usize,
+    /// The worker that has the other queues of the device.
+    other: Option<usize>,
     heads: Vec<Head>,
     events: Vec<Event>,
     /// The instruction that is being executed.
     current: Option<(QueueId, Position)>,
     regions: Vec<Region<'a>>,
     scalars: Vec<ScalarValue>,
+}
+
+/// Which worker of its device has a queue: the device, or what computes on its host.
+pub(super) fn space(kind: QueueKind) -> Space {
+    match kind {
+        QueueKind::HostCompute => Space::Host,
+        QueueKind::Compute
+        | QueueKind::Send
+        | QueueKind::Receive
+        | QueueKind::Collective
+        | QueueKind::HostToDevice
+        | QueueKind::DeviceToHost => Space::Device,
+    }
 }
 
 /// Others wait for messages and reductions, so that those come first; a queue that computes comes last.
@@ -148,13 +168,20 @@ impl<'a> Driver<'a> {
             .program
             .queues
             .iter()
-            .filter(|(_, queue)| queue.device == worker.id)
+            .filter(|(_, queue)| queue.device == worker.id && space(queue.kind) == worker.space)
             .map(|(queue, of)| Head { queue, kind: of.kind, finished: 0, stage: Stage::Fresh, since: None })
             .collect();
         heads.sort_by_key(|head| (urgency(head.kind), head.queue));
+        let host = step.hosts.get(worker.id.index()).copied().flatten();
+        let (number, other) = match worker.space {
+            Space::Device => (worker.id.index(), host),
+            Space::Host => (host.unwrap_or(worker.id.index()), Some(worker.id.index())),
+        };
         Self {
             step,
             worker,
+            number,
+            other,
             heads,
             events: Vec::new(),
             current: None,
@@ -176,7 +203,7 @@ impl<'a> Driver<'a> {
             if self.heads.iter().all(|head| self.instruction(head).is_none()) {
                 return Ok(());
             }
-            self.step.exchange.sleep(self.worker.id);
+            self.step.exchange.sleep(self.number);
         }
         Ok(())
     }
@@ -217,6 +244,9 @@ impl<'a> Driver<'a> {
         head.finished += 1;
         head.stage = Stage::Fresh;
         head.since = None;
+        if let Some(other) = self.other {
+            self.step.exchange.advance(head.queue, head.finished, other);
+        }
     }
 
     /// Notes that the instruction at a head begins to work: time that it was blocked does not count.
@@ -230,8 +260,9 @@ impl<'a> Driver<'a> {
         self.current = Some((self.heads[index].queue, self.heads[index].finished));
         match instruction {
             Instruction::Wait { queue, position } => {
-                let finished = self.heads.iter().find(|head| head.queue == *queue).map(|head| head.finished);
-                Ok(if finished.is_some_and(|finished| finished >= *position) {
+                let own = self.heads.iter().find(|head| head.queue == *queue).map(|head| head.finished);
+                let finished = own.unwrap_or_else(|| self.step.exchange.finished(*queue));
+                Ok(if finished >= *position {
                     Attempt::Finished
                 } else {
                     Attempt::Blocked

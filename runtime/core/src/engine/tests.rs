@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-fn reference(_: DeviceId, _: &Description) -> Result<Box<dyn Device>, DeviceError> {
+fn reference(_: DeviceId, _: &Description, _: Space) -> Result<Box<dyn Device>, DeviceError> {
     Ok(Box::new(ReferenceDevice::new()))
 }
 
@@ -109,10 +109,10 @@ fn tokens_of_the_wrong_number_are_refused_before_the_step() {
 #[test]
 fn a_stall_is_an_error_and_no_hang() {
     let program = testing::two_devices(0);
-    let exchange = Exchange::new(&program);
+    let exchange = Exchange::new(&program, program.devices.len());
     std::thread::scope(|scope| {
-        scope.spawn(|| exchange.sleep(DeviceId(0)));
-        scope.spawn(|| exchange.sleep(DeviceId(1)));
+        scope.spawn(|| exchange.sleep(0));
+        scope.spawn(|| exchange.sleep(1));
     });
     assert_eq!(exchange.into_failure(), Some(EngineError::Stalled));
 }
@@ -197,7 +197,7 @@ fn failure(
     let (done, result) = mpsc::channel();
     std::thread::spawn(move || {
         let program = testing::two_devices(capacity);
-        let made = Engine::new(program.clone(), Options::default(), |id, description| {
+        let made = Engine::new(program.clone(), Options::default(), |id, description, _| {
             if id == DeviceId(device) {
                 return Ok(Box::new(Failing { inner: ReferenceDevice::new(), fault, left, panics }));
             }

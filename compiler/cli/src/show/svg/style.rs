@@ -52,6 +52,7 @@ pub(super) fn ink(mark: &Mark<'_>, chunk: usize) -> &'static str {
 pub(super) fn category(category: Category) -> &'static str {
     match category {
         Category::Weights => "#aab4c2",
+        Category::Loaded => "#bfc6a3",
         Category::Gradients => "#9fcfa8",
         Category::Optimizer => "#cdd4dd",
         Category::Activations => "#8dbfec",

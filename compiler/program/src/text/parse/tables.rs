@@ -137,19 +137,23 @@ fn device(c: &mut Cursor<'_>) -> Parsed<Device> {
     let host_memory = c.bytes()?;
     key(c, false, "bandwidth")?;
     let bandwidth = BytesPerSecond(c.quantity(BYTES_PER_SECOND)?);
+    key(c, false, "host_bandwidth")?;
+    let host_bandwidth = BytesPerSecond(c.quantity(BYTES_PER_SECOND)?);
     key(c, false, "upload")?;
     let upload = c.list(|c| c.id(b'l', "a link"))?;
     key(c, false, "download")?;
     let download = c.list(|c| c.id(b'l', "a link"))?;
     key(c, false, "threads")?;
     let threads = c.number32()?;
+    key(c, false, "host_threads")?;
+    let host_threads = c.number32()?;
     let mut rates = Vec::new();
     while c.eat(",") {
         let dtype = c.choice("an element type", &DType::ALL, DType::name)?;
         rates.push((dtype, FlopsPerSecond(c.quantity(FLOPS_PER_SECOND)?)));
     }
     c.expect("}")?;
-    Ok(Device { name, memory, host_memory, bandwidth, upload, download, rates, threads })
+    Ok(Device { name, memory, host_memory, bandwidth, host_bandwidth, upload, download, rates, threads, host_threads })
 }
 
 fn link(c: &mut Cursor<'_>) -> Parsed<Link> {
@@ -263,6 +267,7 @@ impl Parser {
         let weight = self.view(c)?;
         c.expect_word("gradient")?;
         let gradient = self.view(c)?;
+        let landed = if c.eat_word("landed") { Some(self.view(c)?) } else { None };
         let moments = if c.eat_word("moments") {
             let first = self.view(c)?;
             c.expect(",")?;
@@ -274,7 +279,7 @@ impl Parser {
         c.expect_word("stages")?;
         let stages = c.list(|c| c.id(b'g', "a stage"))?;
         if let Some((_, parameter)) = self.program.parameters.iter_mut().next_back() {
-            parameter.copies.push(Placed { weight, gradient, moments, master, stages });
+            parameter.copies.push(Placed { weight, gradient, landed, moments, master, stages });
         }
         if let Some((_, lines)) = self.lines.parameters.iter_mut().next_back() {
             lines.copies.push(self.number);

@@ -148,13 +148,14 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
         w.put(" { memory ").quantity(device.memory.0, Unit::Bytes);
         w.put(", host_memory ").quantity(device.host_memory.0, Unit::Bytes);
         w.put(", bandwidth ").quantity(device.bandwidth.0, Unit::BytesPerSecond);
+        w.put(", host_bandwidth ").quantity(device.host_bandwidth.0, Unit::BytesPerSecond);
         w.put(", upload ").list(&device.upload, |w, link| {
             w.put("l").number(link.0);
         });
         w.put(", download ").list(&device.download, |w, link| {
             w.put("l").number(link.0);
         });
-        w.put(", threads ").number(device.threads);
+        w.put(", threads ").number(device.threads).put(", host_threads ").number(device.host_threads);
         for (dtype, rate) in &device.rates {
             w.put(", ").put(dtype.name()).put(" ").quantity(rate.0, Unit::FlopsPerSecond);
         }
@@ -238,11 +239,15 @@ fn tables(w: &mut Writer, program: &Program, lines: &mut Lines) {
 }
 
 fn print_copy(w: &mut Writer, copy: &Placed, buffers: &IdVec<BufferId, Buffer>) {
-    let Placed { weight, gradient, moments, master, stages } = copy;
+    let Placed { weight, gradient, landed, moments, master, stages } = copy;
     w.put("    copy ");
     print_view(w, *weight, buffers);
     w.put(" gradient ");
     print_view(w, *gradient, buffers);
+    if let Some(landed) = landed {
+        w.put(" landed ");
+        print_view(w, *landed, buffers);
+    }
     if let Some([first, second]) = moments {
         w.put(" moments ");
         print_view(w, *first, buffers);
