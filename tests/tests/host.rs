@@ -1,6 +1,8 @@
 //! State in the memory of the host changes where bytes live and when they move, and no number.
 
-use pipec_compiler::spec::{Cut, Offload, Origins, Recompute, Resolution, Schedule, Spec, State, WeightGrads};
+use pipec_compiler::spec::{
+    Cut, Offload, Origins, Recompute, Resolution, Schedule, Spec, State, WeightGrads,
+};
 use pipec_program::memory::memory;
 use pipec_program::simulate::simulate;
 use pipec_program::{Category, Costs, Instruction, QueueKind, Space, StepWork, Verified, Work};

@@ -73,8 +73,11 @@ pub struct Batch {
     pub tokens: u32,
     /// Slices s of a sequence; 1 for a whole sequence.
     pub slices: u32,
-    /// Stages of the forward cut, over all copies of the pipeline.
+    /// Stages, over all copies of the pipeline.
     pub stages: u32,
+    /// Stages of the forward cut, where backward has one of its own: the first so many run F alone, the others R and then their
+    /// backward passes. 0 where stages run all passes.
+    pub forward: u32,
     /// Copies of the pipeline, which share its stages and the micro-batches evenly: of G stages a copy, those of copy k
     /// are `k G .. (k + 1) G`, and micro-batch m runs on copy `m mod copies`.
     pub copies: u32,
@@ -84,6 +87,19 @@ impl Batch {
     /// Stages of a copy; at least 1.
     pub fn depth(self) -> u32 {
         (self.stages / self.copies.max(1)).max(1)
+    }
+
+    /// Whether a stage is one of a backward cut: its R takes what the forward cut has passed, and keeps what F keeps elsewhere.
+    pub fn is_backward(self, stage: StageId) -> bool {
+        self.forward > 0 && stage.0 >= self.forward
+    }
+
+    /// Whether a stage has a pass.
+    pub fn runs(self, pass: Pass, stage: StageId) -> bool {
+        match pass {
+            Pass::F => !self.is_backward(stage),
+            Pass::R | Pass::B | Pass::W | Pass::BW => self.forward == 0 || self.is_backward(stage),
+        }
     }
 
     /// Whether the copy of a stage is that of a micro-batch.
@@ -261,8 +277,8 @@ pub struct Placed {
     pub moments: Option<[View; 2]>,
     /// The weight in f32, where [`Placed::weight`] is only its rounding to a shorter type.
     pub master: Option<View>,
-    /// The stages that use it here. The gradient is complete when each of them has added one contribution for every
-    /// micro-batch and slice.
+    /// The stages that use it here; of a forward cut, those that load it from here. The gradient is complete when each of them that
+    /// has backward passes has added one contribution for every micro-batch and slice.
     pub stages: Vec<StageId>,
 }
 
@@ -759,11 +775,13 @@ pub enum StepWork {
     Clip,
     /// The optimizer.
     Update,
+    /// Weights of a stage on their way from a host to another device.
+    Load,
 }
 
 impl StepWork {
     /// All kinds.
-    pub const ALL: [Self; 4] = [Self::Tie, Self::Norm, Self::Clip, Self::Update];
+    pub const ALL: [Self; 5] = [Self::Tie, Self::Norm, Self::Clip, Self::Update, Self::Load];
 
     /// The spelling in text and reports.
     pub fn name(self) -> &'static str {
@@ -772,6 +790,7 @@ impl StepWork {
             Self::Norm => "norm",
             Self::Clip => "clip",
             Self::Update => "update",
+            Self::Load => "load",
         }
     }
 }

@@ -173,6 +173,7 @@ fn build(devices: u32, capacity: u32) -> Program {
                 tokens: 3,
                 slices: 1,
                 stages: 2,
+                forward: 0,
                 copies: 1,
             },
             slices: vec![3].into(),

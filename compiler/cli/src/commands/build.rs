@@ -61,6 +61,10 @@ fn emit(arguments: &BuildArguments, reporter: Reporter) -> Result<String, Failur
         Emit::Modes => stages.modes,
         Emit::Plan => plan::print(&compiled.plan, &resolved.model),
         Emit::Schedule => schedule::print(&compiled.problem, &compiled.schedule),
+        Emit::ScheduleJson if compiled.replica.forward_stages().is_some() => {
+            let message = "the file has one number for a stage, and there is a cut for each direction";
+            return Err(Failure::diagnostics(reporter.plain(None, message)));
+        }
         Emit::ScheduleJson => show::schedule_json(&compiled.replica, &compiled.order, &compiled.plan.lengths),
         Emit::TorchCsv => super::schedule::torch_csv(
             &compiled.replica,

@@ -178,6 +178,7 @@ fn policy(arguments: &ScheduleArguments, name: &str, reporter: Reporter) -> Resu
         | Policy::DualPipeV
         | Policy::Chimera
         | Policy::Hanayo
+        | Policy::SPipe
         | Policy::Auto(_) => Ok(policy),
     }
 }

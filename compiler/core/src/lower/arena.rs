@@ -6,7 +6,7 @@ use super::pack::{Effort, Packing, Span, live, pack};
 use super::shards::Shard;
 use super::shared::Window;
 use super::stages::Stages;
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::spec::State;
 use pipec_program::id::IdVec;
 use pipec_program::{Buffer, BufferId, Bytes, Category, Device, DeviceId, Space, StageId, View};
@@ -118,7 +118,10 @@ impl Buffers {
             placed: plan.devices.values().map(|_| Default::default()).collect(),
         };
         for (device, chunks) in plan.devices.iter() {
-            buffers.place_fixed(device, chunks, stages, shards, needs);
+            // What a forward cut computes with lives elsewhere.
+            let has_home = |stage: &StageId| plan.stages[*stage].part != Part::Forward;
+            let homes: Vec<StageId> = chunks.iter().copied().filter(has_home).collect();
+            buffers.place_fixed(device, (chunks, &homes), stages, shards, needs);
         }
         buffers
     }
@@ -126,23 +129,24 @@ impl Buffers {
     fn place_fixed(
         &mut self,
         device: DeviceId,
-        chunks: &[StageId],
+        (chunks, homes): (&[StageId], &[StageId]),
         stages: &Stages,
         shards: &IdVec<StageId, Shard>,
         needs: Needs,
     ) {
         let mut fixed = Fixed::default();
-        let windows = windows(chunks, stages, shards);
+        let windows = windows(homes, stages, shards);
         let (on_host, home) = match needs.state {
             State::Device => (false, Space::Device),
             State::HostOptimizer | State::Host => (true, Space::Host),
         };
         // One buffer of each kind for all stages, so that one fill clears the gradients.
-        let mut all = |name: &str, (space, category), start: fn(&Window) -> Bytes, size: &dyn Fn(StageId) -> Bytes| {
-            let ends = chunks.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
-            let bytes = ends.max().unwrap_or_default();
-            self.add((device, space), format!("{name}_{device}"), bytes, category)
-        };
+        let mut all =
+            |name: &str, (space, category), start: fn(&Window) -> Bytes, size: &dyn Fn(StageId) -> Bytes| {
+                let ends = homes.iter().zip(&windows).map(|(&stage, window)| start(window) + size(stage));
+                let bytes = ends.max().unwrap_or_default();
+                self.add((device, space), format!("{name}_{device}"), bytes, category)
+            };
         let of_weights = |window: &Window| window.weights;
         let of_gradients = |window: &Window| window.gradients;
         let weight_bytes = |stage| stages.of(stage).weights;
@@ -150,11 +154,13 @@ impl Buffers {
         let weights = all("weights", (home, Category::Weights), of_weights, &weight_bytes);
         let loaded = match needs.state {
             State::Device => weights,
-            State::HostOptimizer => all("loaded", (Space::Device, Category::Loaded), of_weights, &weight_bytes),
+            State::HostOptimizer => {
+                all("loaded", (Space::Device, Category::Loaded), of_weights, &weight_bytes)
+            }
             State::Host => None,
         };
         // Stages that share parameters add to common gradients, which no one of them may leave.
-        let shares = chunks.iter().any(|&stage| stages.windows[stage].is_some());
+        let shares = homes.iter().any(|&stage| stages.windows[stage].is_some());
         fixed.home = weights;
         fixed.loaded = loaded.filter(|_| on_host);
         fixed.shares = shares;
@@ -170,9 +176,9 @@ impl Buffers {
             all(name, place, |window| window.moments, &|stage| shards[stage].bytes)
         };
         let (moment, variance) = (moments("moment"), moments("variance"));
-        let has_master = chunks.iter().any(|&stage| has_master(stages.of(stage).precision));
+        let has_master = homes.iter().any(|&stage| has_master(stages.of(stage).precision));
         let master = if has_master { moments("master") } else { None };
-        for (&stage, window) in chunks.iter().zip(&windows) {
+        for (&stage, window) in homes.iter().zip(&windows) {
             let functions = stages.of(stage);
             if let Some(weights) = weights {
                 let bytes = shards[stage].bytes;
@@ -214,8 +220,7 @@ impl Buffers {
         let workspace = takes(Region::Workspace).unwrap_or_default();
         let recomputed = takes(Region::Recomputed).unwrap_or_default();
         fixed.workspace = self.add(place, format!("workspace_{device}"), workspace, Category::Workspace);
-        fixed.recomputed =
-            self.add(place, format!("recomputed_{device}"), recomputed, Category::Activations);
+        fixed.recomputed = self.add(place, format!("recomputed_{device}"), recomputed, Category::Activations);
         self.fixed[device] = fixed;
     }
 

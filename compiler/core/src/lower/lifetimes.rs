@@ -14,7 +14,7 @@ use super::pack::{Span, live};
 use super::stages::Stages;
 use super::trips::{Stored, Trip};
 use super::visits::{Growth, Visit};
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::schedule::{Execution, Schedule, Step};
 use crate::spec::State;
 use pipec_program::id::{Id, IdVec};
@@ -55,6 +55,8 @@ pub(super) struct UnitTensors {
     /// Its way to the host and back, by its number among those of the device.
     pub(super) trip: Option<u32>,
     pub(super) output: Option<Held>,
+    /// What the forward cut passes to it, on the device that makes it, where that is another one.
+    pub(super) checkpoint: Option<Held>,
     pub(super) output_gradient: Option<Held>,
     pub(super) input_gradient: Option<Held>,
     pub(super) pending: Option<Held>,
@@ -86,6 +88,8 @@ pub(super) struct Stream {
     pub(super) from: StageId,
     /// The stage that takes them.
     pub(super) to: StageId,
+    /// Whether it is of a backward cut and they are what the forward cut passes.
+    pub(super) across: bool,
     /// What is sent.
     pub(super) message: Vec<TensorType>,
     /// In the order in which they are made.
@@ -96,6 +100,8 @@ pub(super) struct Stream {
 pub(super) struct Lifetimes {
     /// The tensors of each device.
     pub(super) tensors: IdVec<DeviceId, Vec<Tensor>>,
+    /// The backward stages that each forward stage passes something to.
+    pub(super) fed: IdVec<StageId, Vec<StageId>>,
     /// The tensors of each unit, by its index in the plan.
     pub(super) units: Vec<UnitTensors>,
     /// The tensors that the host of each device holds.
@@ -131,6 +137,7 @@ pub(super) fn lifetimes(
     let mut streams = streams(plan, schedule, stages, &passes);
     let mut held = Lifetimes {
         tensors: plan.devices.values().map(|_| Vec::new()).collect(),
+        fed: IdVec::new(),
         units: vec![UnitTensors::default(); plan.units()],
         hosts: plan.devices.values().map(|_| Vec::new()).collect(),
         trips: plan.devices.values().map(|_| Vec::new()).collect(),
@@ -138,11 +145,25 @@ pub(super) fn lifetimes(
         visits: plan.devices.values().map(|_| Vec::new()).collect(),
         growths: BTreeMap::new(),
     };
+    let fed: IdVec<StageId, Vec<StageId>> = plan.stages.ids().map(|stage| plan.fed(stage)).collect();
     let mut stored: IdVec<DeviceId, Vec<Stored>> = plan.devices.values().map(|_| Vec::new()).collect();
     for (device, steps) in schedule.devices.iter() {
         for (pass, unit) in steps.iter().flat_map(|step| step.passes()) {
-            if pass == Pass::F {
-                stored[device].extend(hold_unit(plan, stages, &passes, &mut held, device, unit));
+            let makes = match pass {
+                Pass::F => true,
+                Pass::R => plan.stages[unit.stage].part == Part::Backward,
+                Pass::B | Pass::W | Pass::BW => false,
+            };
+            if makes {
+                stored[device].extend(hold_unit(
+                    plan,
+                    stages,
+                    &passes,
+                    &mut held,
+                    device,
+                    unit,
+                    &fed[unit.stage],
+                ));
             }
         }
     }
@@ -157,6 +178,7 @@ pub(super) fn lifetimes(
             let taker = held.units[plan.unit_index(Unit { stage: stream.to, ..message.unit })];
             let maker = held.units[plan.unit_index(message.unit)];
             let (sent, received) = match message.pass {
+                Pass::F if stream.across => (taker.checkpoint, taker.input),
                 Pass::F => (maker.output, taker.input),
                 Pass::B | Pass::W | Pass::BW | Pass::R => (maker.input_gradient, taker.output_gradient),
             };
@@ -164,6 +186,7 @@ pub(super) fn lifetimes(
         }
     }
     held.streams = streams;
+    held.fed = fed;
     held.receive_late(plan);
     held.keep_until_sent(plan, execution);
     held.receive_early(plan, execution, rooms);
@@ -183,6 +206,7 @@ struct Passes {
 impl Passes {
     fn new(plan: &Plan, schedule: &Schedule) -> Self {
         let zeros = || vec![0; plan.units()];
+        let per_stage = (plan.units() / plan.stages.len().max(1)).max(1);
         let mut passes = Self { forward: zeros(), backward: zeros(), weights: zeros() };
         for steps in schedule.devices.values() {
             for (position, step) in (0..).zip(steps) {
@@ -195,6 +219,10 @@ impl Passes {
                             passes.weights[unit] = position;
                         }
                         Pass::W => passes.weights[unit] = position,
+                        // Of a backward cut it makes what F makes elsewhere.
+                        Pass::R if plan.stages[StageId::new(unit / per_stage)].part == Part::Backward => {
+                            passes.forward[unit] = position;
+                        }
                         // Recomputation makes no messages.
                         Pass::R => {}
                     }
@@ -218,17 +246,35 @@ fn streams(plan: &Plan, schedule: &Schedule, stages: &Stages, passes: &Passes) -
             continue;
         }
         for (direction, from, to) in [(0, stage, after), (1, after, stage)] {
+            // Forward and backward passes go one way each in cuts of their own.
+            let part = plan.stages[stage].part;
+            if part != Part::Both && (part == Part::Forward) != (direction == 0) {
+                continue;
+            }
             let mut known: Vec<(&[TensorType], ChannelId)> = Vec::new();
             for (slice, passes) in stages.of(stage).slices.iter() {
                 let message = &passes.output[..];
                 let channel = known.iter().find(|(ty, _)| *ty == message).map(|&(_, channel)| channel);
                 let channel = channel.unwrap_or_else(|| {
-                    let stream = Stream { from, to, message: message.to_vec(), messages: Vec::new() };
+                    let (of_stream, messages) = (message.to_vec(), Vec::new());
+                    let stream = Stream { from, to, across: false, message: of_stream, messages };
                     known.push((message, streams.push(stream)));
                     known[known.len() - 1].1
                 });
                 ids[from][slice.index()][direction] = Some(channel);
             }
+        }
+    }
+    // What the forward cut passes to each backward stage elsewhere.
+    let mut across: IdVec<StageId, Vec<ChannelId>> = plan.stages.ids().map(|_| Vec::new()).collect();
+    for from in plan.stages.ids() {
+        for to in plan.fed(from) {
+            if plan.stages[from].device == plan.stages[to].device {
+                continue;
+            }
+            let message = stages.of(to).slices.values().next().map(|passes| passes.input.clone());
+            let message = message.unwrap_or_default();
+            across[from].push(streams.push(Stream { from, to, across: true, message, messages: Vec::new() }));
         }
     }
     for steps in schedule.devices.values() {
@@ -240,11 +286,13 @@ fn streams(plan: &Plan, schedule: &Schedule, stages: &Stages, passes: &Passes) -
                 Pass::B | Pass::BW => (1, &passes.backward),
                 Pass::W | Pass::R => continue,
             };
-            let Some(channel) = ids[unit.stage][unit.slice.index()][direction] else { continue };
-            let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..unit })];
-            let (sent, received) = (0, 0);
-            let message = Message { unit, pass, sent, received, made, taken, receive: taken };
-            streams[channel].messages.push(message);
+            let across = if pass == Pass::F { &across[unit.stage][..] } else { &[] };
+            for &channel in ids[unit.stage][unit.slice.index()][direction].iter().chain(across) {
+                let taken = taker[plan.unit_index(Unit { stage: streams[channel].to, ..unit })];
+                let (sent, received) = (0, 0);
+                let message = Message { unit, pass, sent, received, made, taken, receive: taken };
+                streams[channel].messages.push(message);
+            }
         }
     }
     streams
@@ -272,6 +320,7 @@ fn hold_unit(
     held: &mut Lifetimes,
     device: DeviceId,
     unit: Unit,
+    fed: &[StageId],
 ) -> Option<Stored> {
     let index = plan.unit_index(unit);
     let functions = stages.passes(unit.stage, unit.slice);
@@ -322,15 +371,16 @@ fn hold_unit(
         let end = last(unit.stage, Region::StateGradient).unwrap_or(backward);
         add(Region::StateGradient, kept, bytes, first, end)
     });
+    if let Some(source) = plan.source(unit.stage)
+        && elsewhere(source)
+    {
+        let (category, end) = match last(unit.stage, Region::Input) {
+            Some(end) => (Category::Activations, end),
+            None => (Category::Communication, forward),
+        };
+        own.input = made(Region::Input).and_then(|bytes| add(Region::Input, category, bytes, forward, end));
+    }
     if let Some(before) = plan.before(unit.stage) {
-        if elsewhere(before) {
-            let (category, end) = match last(unit.stage, Region::Input) {
-                Some(end) => (Category::Activations, end),
-                None => (Category::Communication, forward),
-            };
-            own.input =
-                made(Region::Input).and_then(|bytes| add(Region::Input, category, bytes, forward, end));
-        }
         // A neighbour on this device takes the gradient where it was made.
         let end = if elsewhere(before) { None } else { last(before, Region::OutputGradient) };
         own.input_gradient = any_bytes(functions.backward(), Region::InputGradient).and_then(|bytes| {
@@ -338,26 +388,51 @@ fn hold_unit(
         });
     }
     let mut shared_output = None;
+    let is_backward = plan.stages[unit.stage].part == Part::Backward;
+    if is_backward {
+        // The output of what is computed again goes nowhere.
+        own.output = made(Region::Output)
+            .and_then(|bytes| add(Region::Output, Category::Communication, bytes, forward, forward));
+    }
     if let Some(after) = plan.after(unit.stage) {
         let next = plan.unit_index(Unit { stage: after, ..unit });
-        let (category, end) = match (elsewhere(after), last(after, Region::Input)) {
-            (true, _) => (Category::Communication, forward),
-            (false, Some(end)) => (Category::Activations, end),
-            (false, None) => (Category::Communication, passes.forward[next]),
-        };
-        own.output =
-            made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
+        if !is_backward {
+            let (category, end) = match (elsewhere(after), last(after, Region::Input)) {
+                (true, _) => (Category::Communication, forward),
+                (false, Some(end)) => (Category::Activations, end),
+                (false, None) => (Category::Communication, passes.forward[next]),
+            };
+            own.output =
+                made(Region::Output).and_then(|bytes| add(Region::Output, category, bytes, forward, end));
+        }
         if elsewhere(after) {
             let end = last(unit.stage, Region::OutputGradient).unwrap_or(backward);
             own.output_gradient = any_bytes(functions.all(), Region::OutputGradient)
                 .and_then(|bytes| add(Region::OutputGradient, Category::Communication, bytes, backward, end));
-        } else {
+        } else if !is_backward {
             shared_output = Some((next, own.output));
         }
+    }
+    // What the forward cut passes to backward stages: sent, or kept where both are on one device.
+    let mut passed: Vec<(usize, Option<Held>, bool)> = Vec::new();
+    for (number, &fed) in (0..).zip(fed) {
+        let index = plan.unit_index(Unit { stage: fed, ..unit });
+        let is_sent = elsewhere(fed);
+        let (category, end) = match is_sent {
+            true => (Category::Communication, forward),
+            false => (Category::Activations, last(fed, Region::Input).unwrap_or(passes.forward[index])),
+        };
+        let region = Region::Checkpoint(number);
+        let tensor = made(region).and_then(|bytes| add(region, category, bytes, forward, end));
+        passed.push((index, tensor, is_sent));
     }
     let input_gradient = own.input_gradient;
     if let Some((next, output)) = shared_output {
         held.units[next].input = output;
+    }
+    for (index, tensor, is_sent) in passed {
+        let of_backward = &mut held.units[index];
+        if is_sent { of_backward.checkpoint = tensor } else { of_backward.input = tensor }
     }
     if let Some(before) = plan.before(unit.stage).filter(|&before| !elsewhere(before)) {
         held.units[plan.unit_index(Unit { stage: before, ..unit })].output_gradient = input_gradient;

@@ -38,11 +38,7 @@ fn host(origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic>
     };
     let origin = origins.cluster;
     let error = Diagnostic::error(origin.source, Code::OutOfMemory, message);
-    Some(
-        error
-            .at(origin.span, parts.join(", "))
-            .help(help),
-    )
+    Some(error.at(origin.span, parts.join(", ")).help(help))
 }
 
 fn device(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {

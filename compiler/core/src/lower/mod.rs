@@ -10,6 +10,7 @@
 mod arena;
 pub mod functions;
 mod lifetimes;
+mod loads;
 mod memory;
 mod pack;
 mod queues;
@@ -31,9 +32,9 @@ pub use units::problem;
 pub(crate) use units::{Memory, TRAVELLING, unit, workspace};
 
 use crate::graph::accumulator_type;
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::schedule::{Deadlock, Execution, ProblemError, Schedule, Step, execute};
-use crate::spec::{Origins, Spec};
+use crate::spec::{Origins, Schedule as Policy, Spec, Updates};
 use arena::{Buffers, Needs, part, tensor_view};
 
 use lifetimes::{Lifetimes, lifetimes};
@@ -99,11 +100,11 @@ impl fmt::Display for LowerError {
 impl std::error::Error for LowerError {}
 
 /// Whether a step is one that this module writes instructions for.
-fn is_lowered(step: Step) -> bool {
+fn is_lowered(plan: &Plan, step: Step) -> bool {
     match step {
-        Step::Pass(pass, _) => match pass {
+        Step::Pass(pass, unit) => match pass {
             Pass::F | Pass::B | Pass::W | Pass::BW => true,
-            Pass::R => false,
+            Pass::R => plan.stages[unit.stage].part == Part::Backward,
         },
         Step::Product(..) | Step::Pair { .. } => true,
     }
@@ -121,7 +122,7 @@ pub fn lower(
     schedule: &Schedule,
     inputs: &str,
 ) -> Result<Lowered, LowerError> {
-    if let Some(&step) = schedule.devices.values().flatten().find(|step| !is_lowered(**step)) {
+    if let Some(&step) = schedule.devices.values().flatten().find(|step| !is_lowered(plan, **step)) {
         return Err(LowerError::Step(step));
     }
     let problem = plan.problem().map_err(LowerError::Problem)?;
@@ -137,10 +138,13 @@ pub fn lower(
         tokens: u32::try_from(spec.train.seq).unwrap_or(u32::MAX),
         slices: plan.slices,
         stages: plan.stages.len() as u32,
+        forward: plan.stages.values().filter(|stage| stage.part == Part::Forward).count() as u32,
         copies: plan.copies,
     };
     let mut buffers = Buffers::new(plan, stages, &shards, needs(spec, plan));
-    let (state, late) = (spec.pipeline.state, late(stages));
+    let updates =
+        if let Policy::SPipe { updates, .. } = spec.pipeline.schedule { updates } else { Updates::Async };
+    let (state, late) = (spec.pipeline.state, late(plan, stages));
     let rooms = buffers.rooms(Space::Device, &devices);
     let ways = (&devices, &wires.links);
     let lifetimes = lifetimes(plan, schedule, &execution, stages, &rooms, ways, (state, &late));
@@ -156,7 +160,9 @@ pub fn lower(
         let (from, to) = (plan.stages[stream.from].device, plan.stages[stream.to].device);
         Channel { from, to, message: stream.message.clone(), capacity: 0, route: wires.route(from, to) }
     });
-    let channels = channels.collect();
+    let mut channels = channels.collect();
+    let of_weights = (&spec.model, spec.train.precision);
+    let loads = loads::loads(of_weights, plan, stages, &buffers.fixed, &mut wires, &mut channels);
     let gradients = gradients(plan, &buffers, &lifetimes, &places);
     let parameters = place_parameters(spec, plan, stages, &shards, &buffers, &gradients);
     let mut groups = IdVec::new();
@@ -182,6 +188,8 @@ pub fn lower(
         fixed: &buffers.fixed,
         gradients: &gradients,
         late: &late,
+        loads: &loads,
+        updates,
         state,
         ties: &ties,
         broadcasts: &broadcasts,
@@ -265,7 +273,8 @@ fn place_parameters(
             copies: Vec::new(),
         })
         .collect();
-    for (stage, places) in stages.parameters.iter() {
+    let has_home = |(stage, _): &(StageId, _)| plan.stages[*stage].part != Part::Forward;
+    for (stage, places) in stages.parameters.iter().filter(has_home) {
         let device = plan.stages[stage].device;
         let views = buffers.fixed[device].stages.get(&stage).zip(gradients[stage]);
         let Some((views, gradients)) = views else { continue };
@@ -293,6 +302,18 @@ fn place_parameters(
                 stages: vec![stage],
             });
         }
+    }
+    // Stages of a forward cut use what they load.
+    for stage in plan.stages.ids() {
+        for (parameter, home) in loads::homes(&spec.model, plan, stage) {
+            let copies = &mut parameters[parameter].copies;
+            if let Some(copy) = copies.iter_mut().find(|copy| copy.stages.contains(&home)) {
+                copy.stages.push(stage);
+            }
+        }
+    }
+    for copy in parameters.values_mut().flat_map(|parameter| &mut parameter.copies) {
+        copy.stages.sort_unstable();
     }
     parameters
 }

@@ -1,9 +1,11 @@
 //! The distinct shapes of stages: stages that compute the same have one pair of functions.
 
-use super::functions::{SliceFunctions, StageFunctions, StageParameter, Wanted, stage_functions};
+use super::functions::{
+    SliceFunctions, StageFunctions, StageParameter, Wanted, forward_functions, stage_functions,
+};
 use super::shared::{Window, overlap, share};
 use crate::mode::{Forms, VariantId};
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::spec::Model;
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{ParameterId, Slice, StageId};
@@ -38,13 +40,24 @@ impl Stages {
         for (&stage, &pieces) in apart {
             shapes[stage].0.apart = pieces;
         }
+        for (stage, (shape, _)) in shapes.iter_mut() {
+            shape.part = plan.stages[stage].part;
+            if shape.part == Part::Forward {
+                let start = plan.stages[stage].pieces.start;
+                shape.boundaries =
+                    plan.fed(stage).iter().map(|&fed| plan.stages[fed].pieces.start - start).collect();
+                shape.is_followed = plan.after(stage).is_some();
+            }
+        }
         // Stages that share a parameter on their device see windows, each its own.
-        let sharing: Vec<&Vec<StageId>> = plan
-            .devices
-            .values()
+        let homes = plan.devices.values().map(|chunks| {
+            let has_home = |stage: &StageId| plan.stages[*stage].part != Part::Forward;
+            chunks.iter().copied().filter(has_home).collect::<Vec<StageId>>()
+        });
+        let sharing: Vec<Vec<StageId>> = homes
             .filter(|chunks| overlap(&chunks.iter().map(|&stage| &*shapes[stage].1).collect::<Vec<_>>()))
             .collect();
-        for &stage in sharing.iter().copied().flatten() {
+        for &stage in sharing.iter().flatten() {
             shapes[stage].0.alone = Some(stage);
         }
         let mut known: BTreeMap<&Shape, usize> = BTreeMap::new();
@@ -57,8 +70,22 @@ impl Stages {
         for (id, (shape, _)) in shapes.iter() {
             let shape = *known.entry(shape).or_insert_with(|| {
                 let pieces = plan.stages[id].pieces.clone();
-                let wanted = Wanted { recompute: apart.get(&id).copied().unwrap_or(0), ..wanted };
-                stages.shapes.push(stage_functions(model, forms, pieces, &id.to_string(), wanted));
+                let (wanted, name) =
+                    (Wanted { recompute: apart.get(&id).copied().unwrap_or(0), ..wanted }, id.to_string());
+                stages.shapes.push(match shape.part {
+                    Part::Both => stage_functions(model, forms, pieces, &name, wanted),
+                    Part::Forward => {
+                        let Shape { boundaries, is_followed, .. } = shape;
+                        forward_functions(model, forms, pieces, &name, boundaries, *is_followed)
+                    }
+                    Part::Backward => {
+                        let mut functions = stage_functions(model, forms, pieces, &name, wanted);
+                        for (_, passes) in functions.slices.iter_mut() {
+                            passes.forward.function.name = format!("recompute_{name}");
+                        }
+                        functions
+                    }
+                });
                 stages.shapes.len() - 1
             });
             stages.shape.push(shape);
@@ -104,6 +131,11 @@ struct Shape {
     alone: Option<StageId>,
     /// Of how many pieces what is computed again is a pass of its own.
     apart: usize,
+    part: Part,
+    /// Where backward stages begin in a forward stage, counted from its start.
+    boundaries: Vec<usize>,
+    /// Whether a forward stage has a stage after it.
+    is_followed: bool,
 }
 
 impl Shape {
@@ -122,14 +154,21 @@ impl Shape {
                 used.len() - 1
             }));
         }
-        (Self { variants, slots, random: (inside > 0).then_some(before), alone: None, apart: 0 }, used)
+        let random = (inside > 0).then_some(before);
+        let (part, boundaries, is_followed) = (Part::Both, Vec::new(), false);
+        (Self { variants, slots, random, alone: None, apart: 0, part, boundaries, is_followed }, used)
     }
 }
 
-/// The first stage that uses each parameter.
-pub(super) fn first_use(stages: &Stages, parameters: usize) -> IdVec<ParameterId, Option<StageId>> {
+/// The first stage that uses each parameter and has its gradient.
+pub(super) fn first_use(
+    stages: &Stages,
+    plan: &Plan,
+    parameters: usize,
+) -> IdVec<ParameterId, Option<StageId>> {
     let mut first: IdVec<ParameterId, Option<StageId>> = (0..parameters).map(|_| None).collect();
-    for (stage, used) in stages.parameters.iter() {
+    let of_gradient = |(stage, _): &(StageId, _)| plan.stages[*stage].part != Part::Forward;
+    for (stage, used) in stages.parameters.iter().filter(of_gradient) {
         for place in used {
             if place.parameter.index() < parameters {
                 first[place.parameter].get_or_insert(stage);

@@ -4,13 +4,14 @@
 use super::arena::{ALIGNMENT, Fixed, Placed, part, tensor_view};
 use super::functions::{Region, StageFunction};
 use super::lifetimes::{Held, Lifetimes, Message};
+use super::loads::Load;
 use super::queues::{COMPUTE, Free, Local, Occupants, Queues};
 use super::stages::Stages;
 use super::table::{self, FunctionTable, PairKey};
 use super::trips::Trip;
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::schedule::{Schedule, Step};
-use crate::spec::State;
+use crate::spec::{State, Updates};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{
     Argument, Bytes, ChannelId, DType, DeviceId, FunctionId, GroupId, Instruction, Pair, Pass, Position,
@@ -34,6 +35,9 @@ pub(super) struct Context<'a> {
     pub(super) gradients: &'a IdVec<StageId, Option<View>>,
     /// The stages whose gradients are complete only at the end.
     pub(super) late: &'a BTreeSet<StageId>,
+    /// The weights of a forward cut.
+    pub(super) loads: &'a [Load],
+    pub(super) updates: Updates,
     pub(super) state: State,
     /// The gradients with several copies, in the order in which they are reduced.
     pub(super) ties: &'a [Tie],
@@ -119,7 +123,7 @@ struct Call<'a> {
     id: FunctionId,
     reads: Vec<Held>,
     writes: Vec<Held>,
-    made: Option<(Held, (ChannelId, Local))>,
+    made: Vec<(Held, (ChannelId, Local))>,
     stores: Option<u32>,
 }
 
@@ -149,12 +153,24 @@ struct Residence {
     loaded: usize,
     /// The weights that are on the device for each stage, where they are loaded for a visit.
     weights: BTreeMap<StageId, Held>,
-    /// The position after which the weights of each stage are on the device, the last time.
-    ready: BTreeMap<StageId, Position>,
+    /// The queues of loads from other devices and to them, by their number among all loads.
+    messages: BTreeMap<usize, Local>,
+    /// The positions after which the weights of each stage are on the device, the last time.
+    ready: BTreeMap<StageId, Vec<(Local, Position)>>,
+    /// The positions after which the weights that live here with each stage have been read.
+    taken: BTreeMap<StageId, Vec<(Local, Position)>>,
     /// The position after which the gradients of each stage are on the host, in this order.
     landed: Vec<(StageId, Position)>,
     /// The position after which the factor of clipping is.
     factor: Option<Position>,
+}
+
+impl Residence {
+    /// The weights of a stage that live here have been copied to the device at a position.
+    fn is_loaded(&mut self, stage: StageId, queue: Local, position: Position) {
+        self.ready.entry(stage).or_default().push((queue, position));
+        self.taken.entry(stage).or_default().push((queue, position));
+    }
 }
 
 struct Emission<'a> {
@@ -165,6 +181,8 @@ struct Emission<'a> {
     collective: Option<Local>,
     /// The queue of the messages that passes of each stage and slice of the device make: outputs, gradients.
     outgoing: IdVec<StageId, Vec<Outgoing>>,
+    /// The queue of what the forward cut passes to each backward stage.
+    across: BTreeMap<StageId, (ChannelId, Local)>,
     /// The channels that come in, with their queue and the messages still to be received.
     incoming: Vec<(ChannelId, Local, &'a [Message])>,
     occupants: Occupants,
@@ -188,8 +206,12 @@ impl<'a> Emission<'a> {
         let mut kinds = vec![QueueKind::Compute];
         let mut outgoing: IdVec<StageId, Vec<Outgoing>> =
             plan.stages.ids().map(|_| vec![[None; 2]; plan.slices as usize]).collect();
+        let mut across = BTreeMap::new();
         for (channel, stream) in lifetimes.streams.iter() {
-            if plan.stages[stream.from].device == device {
+            if plan.stages[stream.from].device == device && stream.across {
+                across.insert(stream.to, (channel, Local(kinds.len())));
+                kinds.push(QueueKind::Send);
+            } else if plan.stages[stream.from].device == device {
                 let direction = usize::from(stream.to < stream.from);
                 // The functions on both sides have the slices whose messages are of this type.
                 let of = context.stages.of(stream.from.min(stream.to));
@@ -231,13 +253,27 @@ impl<'a> Emission<'a> {
         let residence = context.state.is_on_host().then(|| {
             kinds.extend([QueueKind::HostToDevice, QueueKind::DeviceToHost, QueueKind::HostCompute]);
             let [upload, download, compute] = [3, 2, 1].map(|back| Local(kinds.len() - back));
+            let mut messages = BTreeMap::new();
+            for (number, load) in context.loads.iter().enumerate().filter(|(_, load)| load.channel.is_some())
+            {
+                let (from, to) = (plan.stages[load.home].device, plan.stages[load.stage].device);
+                let kind = match (from == device, to == device) {
+                    (true, _) => QueueKind::Send,
+                    (false, true) => QueueKind::Receive,
+                    (false, false) => continue,
+                };
+                messages.insert(number, Local(kinds.len()));
+                kinds.push(kind);
+            }
             Residence {
+                messages,
                 upload,
                 download,
                 compute,
                 loaded: 0,
                 weights: BTreeMap::new(),
                 ready: BTreeMap::new(),
+                taken: BTreeMap::new(),
                 landed: Vec::new(),
                 factor: None,
             }
@@ -249,6 +285,7 @@ impl<'a> Emission<'a> {
             queues: Queues::new(device, first, &kinds),
             collective,
             outgoing,
+            across,
             incoming,
             occupants: Occupants::new(),
             passes: Vec::with_capacity(context.schedule.devices[device].len()),
@@ -284,11 +321,11 @@ impl<'a> Emission<'a> {
     }
 
     /// Makes a queue wait until bytes may be overwritten.
-    fn wait_until_free(&mut self, queue: Local, free: Free) {
+    fn wait_until_free(&mut self, queue: Local, free: &Free) {
         if let Some(pass) = free.pass {
             self.queues.wait(queue, COMPUTE, self.passes[pass as usize]);
         }
-        for held in free.sent {
+        for &held in &free.sent {
             if let Some((sender, position)) = self.moved[held as usize] {
                 self.queues.wait(queue, sender, position);
             }
@@ -303,7 +340,7 @@ impl<'a> Emission<'a> {
             {
                 self.incoming[channel].2 = rest;
                 let free = self.take(message.received);
-                self.wait_until_free(queue, free);
+                self.wait_until_free(queue, &free);
                 let work = Work::Pass(message.pass, message.unit);
                 let view = self.view(message.received);
                 let position = self.queues.push(queue, Instruction::Recv { channel: id, view, work });
@@ -335,7 +372,7 @@ impl<'a> Emission<'a> {
         }
         for &held in calls.iter().flat_map(|call| &call.writes) {
             let free = self.take(held);
-            self.wait_until_free(COMPUTE, free);
+            self.wait_until_free(COMPUTE, &free);
         }
         let mut last = self.passes.last().copied().unwrap_or_default();
         match step {
@@ -347,11 +384,12 @@ impl<'a> Emission<'a> {
             if let Some(trip) = call.stores {
                 self.store(trip as usize, last);
             }
-            let Some((held, (channel, queue))) = call.made else { continue };
-            self.queues.wait(queue, COMPUTE, last);
-            let (view, work) = (self.view(held), Work::Pass(call.pass, call.unit));
-            let position = self.queues.push(queue, Instruction::Send { channel, view, work });
-            self.moved[held as usize] = Some((queue, position));
+            for (held, (channel, queue)) in call.made {
+                self.queues.wait(queue, COMPUTE, last);
+                let (view, work) = (self.view(held), Work::Pass(call.pass, call.unit));
+                let position = self.queues.push(queue, Instruction::Send { channel, view, work });
+                self.moved[held as usize] = Some((queue, position));
+            }
         }
     }
 
@@ -371,8 +409,22 @@ impl<'a> Emission<'a> {
         self.pass(&call);
     }
 
-    /// Loads the weights of all stages in the order of their first use, where they stay for the whole step.
+    /// Hands the weights that live here to the devices of forward stages, and loads those of all stages in the order of their first
+    /// use where they stay for the whole step.
     fn load_all(&mut self) {
+        let Context { loads, plan, .. } = self.context;
+        if let Some(residence) = &mut self.residence {
+            for (number, load) in loads.iter().enumerate() {
+                let Some(channel) = load.channel else { continue };
+                if plan.stages[load.home].device != self.device {
+                    continue;
+                }
+                let queue = residence.messages[&number];
+                let work = Work::Stage(StepWork::Load, load.stage);
+                let position = self.queues.push(queue, Instruction::Send { channel, view: load.from, work });
+                residence.taken.entry(load.home).or_default().push((queue, position));
+            }
+        }
         if self.context.state != State::HostOptimizer {
             return;
         }
@@ -380,7 +432,9 @@ impl<'a> Emission<'a> {
             (&mut self.residence, self.fixed.shares, self.fixed.home.zip(self.fixed.loaded))
         {
             let position = self.queues.push(residence.upload, Instruction::Copy { from, to });
-            residence.ready.extend(self.fixed.stages.keys().map(|&stage| (stage, position)));
+            for &stage in self.fixed.stages.keys() {
+                residence.is_loaded(stage, residence.upload, position);
+            }
             return;
         }
         let mut seen = BTreeSet::new();
@@ -390,7 +444,7 @@ impl<'a> Emission<'a> {
             let (Some(residence), Some(views)) = (&mut self.residence, views) else { continue };
             let Some(to) = views.weights else { continue };
             let position = self.queues.push(residence.upload, Instruction::Copy { from: views.home, to });
-            residence.ready.insert(stage, position);
+            residence.is_loaded(stage, residence.upload, position);
         }
     }
 
@@ -401,17 +455,11 @@ impl<'a> Emission<'a> {
             && let Some(&visit) = visits.get(residence.loaded)
             && visit.load <= steps
         {
-            let upload = residence.upload;
-            if let Some(held) = visit.weights
-                && let Some(views) = self.fixed.stages.get(&visit.stage)
-            {
+            if let Some(held) = visit.weights {
                 let free = self.take(held);
-                self.wait_until_free(upload, free);
-                let (from, to) = (views.home, self.view(held));
-                let position = self.queues.push(upload, Instruction::Copy { from, to });
-                self.moved[held as usize] = Some((upload, position));
-                if let Some(residence) = &mut self.residence {
-                    residence.ready.insert(visit.stage, position);
+                match self.context.plan.stages[visit.stage].part {
+                    Part::Both | Part::Backward => self.load_stage(visit.stage, held, &free),
+                    Part::Forward => self.load_runs(visit.stage, held, &free),
                 }
             }
             if let Some(residence) = &mut self.residence {
@@ -426,12 +474,52 @@ impl<'a> Emission<'a> {
         }
     }
 
+    /// Copies the weights of a stage from its host.
+    fn load_stage(&mut self, stage: StageId, held: Held, free: &Free) {
+        let views = self.fixed.stages.get(&stage);
+        let Some((upload, from)) =
+            self.residence.as_ref().map(|own| own.upload).zip(views.map(|own| own.home))
+        else {
+            return;
+        };
+        self.wait_until_free(upload, free);
+        let to = self.view(held);
+        let position = self.queues.push(upload, Instruction::Copy { from, to });
+        if let Some(residence) = &mut self.residence {
+            residence.ready.remove(&stage);
+            residence.is_loaded(stage, upload, position);
+        }
+    }
+
+    /// Brings the weights of a forward stage, run by run, from where each lives.
+    fn load_runs(&mut self, stage: StageId, held: Held, free: &Free) {
+        if let Some(residence) = &mut self.residence {
+            residence.ready.remove(&stage);
+        }
+        for (number, load) in self.context.loads.iter().enumerate().filter(|(_, load)| load.stage == stage) {
+            let to = part(self.view(held), load.target, load.from.bytes);
+            let Some(residence) = &self.residence else { return };
+            let queue = residence.messages.get(&number).copied().unwrap_or(residence.upload);
+            self.wait_until_free(queue, free);
+            let instruction = match load.channel {
+                None => Instruction::Copy { from: load.from, to },
+                Some(channel) => {
+                    Instruction::Recv { channel, view: to, work: Work::Stage(StepWork::Load, stage) }
+                }
+            };
+            let position = self.queues.push(queue, instruction);
+            let Some(residence) = &mut self.residence else { return };
+            residence.ready.entry(stage).or_default().push((queue, position));
+            if load.channel.is_none() {
+                residence.taken.entry(load.home).or_default().push((queue, position));
+            }
+        }
+    }
+
     /// Makes a pass wait until the weights of its stage are on the device.
     fn wait_for_weights(&mut self, stage: StageId) {
         let Some(residence) = &self.residence else { return };
-        let held = residence.weights.get(&stage).and_then(|&held| self.moved[held as usize]);
-        let ready = held.or(residence.ready.get(&stage).map(|&position| (residence.upload, position)));
-        if let Some((queue, position)) = ready {
+        for &(queue, position) in residence.ready.get(&stage).into_iter().flatten() {
             self.queues.wait(COMPUTE, queue, position);
         }
     }
@@ -443,7 +531,7 @@ impl<'a> Emission<'a> {
             let growth = growths.get(&stage).filter(|growth| growth.first == steps);
             let Some(held) = growth.and_then(|growth| growth.held) else { continue };
             let free = self.take(held);
-            self.wait_until_free(COMPUTE, free);
+            self.wait_until_free(COMPUTE, &free);
             let view = self.view(held);
             self.queues.push(COMPUTE, Instruction::Fill { view });
         }
@@ -469,12 +557,14 @@ impl<'a> Emission<'a> {
         if self.residence.is_none() {
             return;
         }
-        let late = self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
+        let late =
+            self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
         for &stage in late {
             self.square(stage);
         }
         let complete = self.queues.position(COMPUTE);
-        let late = self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
+        let late =
+            self.context.plan.devices[self.device].iter().filter(|stage| self.context.late.contains(stage));
         let late: Vec<StageId> = late.copied().collect();
         match self.fixed.gradients.zip(self.fixed.landed).filter(|_| self.fixed.shares) {
             // Common gradients go at once.
@@ -510,18 +600,23 @@ impl<'a> Emission<'a> {
         if let Some(residence) = &mut self.residence {
             residence.landed.push((stage, position));
         }
-        if self.context.functions.clip.is_none() {
+        if self.is_updated_early() {
             self.update_on_host(stage, position);
         }
+    }
+
+    /// Whether a stage is updated when its gradients are on the host: without clipping, if the schedule does not put it off.
+    fn is_updated_early(&self) -> bool {
+        self.context.functions.clip.is_none() && self.context.updates == Updates::Async
     }
 
     /// Updates a stage on the host, once its gradients are there and its weights have been loaded the last time.
     fn update_on_host(&mut self, stage: StageId, landed: Position) {
         let Some(residence) = &self.residence else { return };
         let Some(update) = &self.context.functions.update[stage] else { return };
-        let (compute, upload, download) = (residence.compute, residence.upload, residence.download);
-        if let Some(&ready) = residence.ready.get(&stage) {
-            self.queues.wait(compute, upload, ready);
+        let (compute, download) = (residence.compute, residence.download);
+        for &(queue, position) in residence.taken.get(&stage).into_iter().flatten() {
+            self.queues.wait(compute, queue, position);
         }
         let landed = residence.factor.map_or(landed, |factor| factor.max(landed));
         self.queues.wait(compute, download, landed);
@@ -557,7 +652,7 @@ impl<'a> Emission<'a> {
             let (number, download, upload) = (travel.fetched, travel.download, travel.upload);
             let stored = travel.stored[number];
             let free = self.take(fetched);
-            self.wait_until_free(upload, free);
+            self.wait_until_free(upload, &free);
             self.queues.wait(upload, download, stored);
             let Context { lifetimes, host_places, .. } = self.context;
             let from = tensor_view(&host_places[self.device], &lifetimes.hosts[self.device], host);
@@ -604,8 +699,10 @@ impl<'a> Emission<'a> {
         let of = stages.passes(unit.stage, unit.slice);
         let ids = &functions.passes[stages.shape[unit.stage]][unit.slice];
         let backward = &of.backward;
+        let is_backward = plan.stages[unit.stage].part == Part::Backward;
         let call = match (pass, part) {
             (Pass::F, _) => Some((&of.forward, ids.forward)),
+            (Pass::R, _) if is_backward => Some((&of.forward, ids.forward)),
             (Pass::R, _) => backward.recompute.as_ref().zip(ids.recompute),
             (Pass::BW, _) => backward.fused.as_ref().zip(ids.fused),
             (Pass::B, _) => backward.inputs.as_ref().zip(ids.inputs),
@@ -618,6 +715,9 @@ impl<'a> Emission<'a> {
         let (function, id) = call.expect("there is a function for every pass of the schedule");
         let held = self.context.lifetimes.units[plan.unit_index(unit)];
         let (reads, writes, made) = match pass {
+            Pass::R if is_backward => {
+                ([held.input, None], [held.saved, held.held, held.output, held.stored], None)
+            }
             Pass::F => (
                 [held.input, None],
                 [held.saved, held.held, held.output, held.stored],
@@ -641,8 +741,27 @@ impl<'a> Emission<'a> {
                 writes.extend(self.context.lifetimes.units[earlier].state_gradient);
             }
         }
+        let mut made: Vec<(Held, (ChannelId, Local))> = made.into_iter().collect();
+        if pass == Pass::F {
+            for number in 0.. {
+                let Some(tensor) = self.checkpoint(unit, number) else { break };
+                writes.push(tensor.0);
+                made.extend(tensor.1.map(|channel| (tensor.0, channel)));
+            }
+        }
         let stores = held.trip.filter(|_| pass == Pass::F);
         Call { pass, unit, function, id, reads: reads.into_iter().flatten().collect(), writes, made, stores }
+    }
+
+    /// What a forward pass passes to the backward stage of a number among those that it feeds, and the channel if that is elsewhere.
+    fn checkpoint(&self, unit: Unit, number: u32) -> Option<(Held, Option<(ChannelId, Local)>)> {
+        let Context { plan, lifetimes, .. } = self.context;
+        let &fed = lifetimes.fed[unit.stage].get(number as usize)?;
+        let held = lifetimes.units[plan.unit_index(Unit { stage: fed, ..unit })];
+        match self.across.get(&fed) {
+            Some(&channel) => Some((held.checkpoint?, Some(channel))),
+            None => Some((held.input?, None)),
+        }
     }
 
     /// The channel, with its queue, of what a stage makes forward (0) or backward (1).
@@ -666,7 +785,8 @@ impl<'a> Emission<'a> {
         let tensor = |held: Option<Held>| held.map(|held| part(self.view(held), Bytes::ZERO, bytes));
         let view = match region {
             Region::Weights => {
-                let of_visit = || self.residence.as_ref()?.weights.get(&unit.stage).map(|&held| self.view(held));
+                let of_visit =
+                    || self.residence.as_ref()?.weights.get(&unit.stage).map(|&held| self.view(held));
                 stage.and_then(|stage| stage.weights).or_else(of_visit)
             }
             Region::Gradients => self.context.gradients[unit.stage],
@@ -681,6 +801,7 @@ impl<'a> Emission<'a> {
             Region::Fetched => tensor(held.fetched),
             Region::Recomputed => self.fixed.recomputed.map(|view| part(view, Bytes::ZERO, bytes)),
             Region::Output => tensor(held.output),
+            Region::Checkpoint(number) => tensor(self.checkpoint(unit, number).map(|(held, _)| held)),
             Region::OutputGradient => tensor(held.output_gradient),
             Region::InputGradient => tensor(held.input_gradient),
             Region::Pending => tensor(held.pending),
@@ -753,11 +874,13 @@ impl<'a> Emission<'a> {
     /// The optimizer: every stage updates what is its share, and broadcasts it where other copies have the rest.
     fn update(&mut self) {
         if let Some(residence) = &self.residence {
-            // Without clipping every stage was updated when its gradients had landed.
-            if self.context.functions.clip.is_some() {
-                for (stage, landed) in residence.landed.clone() {
-                    self.update_on_host(stage, landed);
-                }
+            let landed = residence.landed.clone();
+            let last = landed.last().map(|&(_, position)| position);
+            if !self.is_updated_early() {
+                // All wait for the last.
+                landed
+                    .into_iter()
+                    .for_each(|(stage, position)| self.update_on_host(stage, last.unwrap_or(position)));
             }
             return;
         }
@@ -821,6 +944,7 @@ impl<'a> Emission<'a> {
             | Region::Fetched
             | Region::Recomputed
             | Region::Output
+            | Region::Checkpoint(_)
             | Region::Loss
             | Region::OutputGradient
             | Region::InputGradient

@@ -5,7 +5,7 @@ use super::functions::{
 };
 use super::shards::Shard;
 use super::stages::{Stages, borrowed, first_use};
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::schedule::{Schedule, Step};
 use crate::spec::Train;
 use pipec_program::id::IdVec;
@@ -95,7 +95,7 @@ impl FunctionTable {
                 call(pair_function(ahead, back))
             });
         }
-        let first = first_use(stages, parameters);
+        let first = first_use(stages, plan, parameters);
         let norm = stages.shape.ids().map(|stage| {
             train.clip_norm?;
             // The places of the shape with the parameters of this stage.
@@ -113,6 +113,9 @@ impl FunctionTable {
             let same = known.iter().find(|(of, other, _)| *of == shape && other == shard);
             if let Some((_, _, update)) = same {
                 return update.clone();
+            }
+            if plan.stages[stage].part == Part::Forward {
+                return None;
             }
             let borrowed = borrowed(stages, plan, stage);
             let mut functions = shard.of(stages.of(stage));

@@ -10,7 +10,7 @@ use super::lifetimes::{Held, Lifetimes, Tensor};
 use super::pack::Span;
 use super::stages::Stages;
 use super::trips::Host;
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 use crate::schedule::{Execution, Schedule};
 use pipec_program::id::IdVec;
 use pipec_program::{
@@ -41,9 +41,10 @@ pub(super) struct Growth {
 }
 
 /// The stages with a parameter that another stage uses too: their gradients are complete only at the end of a step.
-pub(super) fn late(stages: &Stages) -> BTreeSet<StageId> {
+pub(super) fn late(plan: &Plan, stages: &Stages) -> BTreeSet<StageId> {
     let mut users: BTreeMap<ParameterId, Vec<StageId>> = BTreeMap::new();
-    for (stage, places) in stages.parameters.iter() {
+    let of_gradient = |(stage, _): &(StageId, _)| plan.stages[*stage].part != Part::Forward;
+    for (stage, places) in stages.parameters.iter().filter(of_gradient) {
         for place in places {
             users.entry(place.parameter).or_default().push(stage);
         }

@@ -72,6 +72,14 @@ impl<'a> Wires<'a> {
         [up, across, down].into_iter().flatten().collect()
     }
 
+    /// The links of a message from the host of one device to another device, in order.
+    pub(super) fn load(&mut self, from: DeviceId, to: DeviceId) -> Vec<LinkId> {
+        let (here, there) = (End::Host(self.nodes[from]), End::Host(self.nodes[to]));
+        let across = if here == there { None } else { self.link(here, there, self.cluster.node_wire) };
+        let down = self.link(there, End::Device(to), self.node(to).host_wire);
+        [across, down].into_iter().flatten().collect()
+    }
+
     /// The links of a ring through the members of a group.
     pub(super) fn ring(&mut self, members: &[DeviceId]) -> Vec<LinkId> {
         let next = members.iter().cycle().skip(1);
@@ -94,8 +102,8 @@ impl<'a> Wires<'a> {
 mod tests {
     use super::*;
     use crate::spec::DeviceKind;
-    use pipec_program::id::Id;
     use pipec_program::Nanos;
+    use pipec_program::id::Id;
 
     fn routes(
         device_wire: Option<Wire>,

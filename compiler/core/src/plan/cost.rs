@@ -103,6 +103,11 @@ impl Times {
         self.slices.values().map(of_slice).collect()
     }
 
+    /// One forward pass of some pieces over all slices.
+    pub(super) fn forward(&self, pieces: Range<usize>, device: DeviceId) -> Nanos {
+        self.slices(pieces, device).values().map(|times| times.forward).sum()
+    }
+
     /// One forward and one backward pass of some pieces over all slices.
     pub(super) fn both(&self, pieces: Range<usize>, device: DeviceId) -> Nanos {
         self.slices(pieces, device).values().map(|times| times.forward + times.backward).sum()
@@ -148,7 +153,15 @@ fn program(kinds: &[&DeviceKind], functions: IdVec<FunctionId, Function>) -> Pro
         name: String::new(),
         compiler: String::new(),
         inputs: String::new(),
-        batch: Batch { micro_batches: 1, sequences: 1, tokens: 1, slices: 1, stages: 1, copies: 1 },
+        batch: Batch {
+            micro_batches: 1,
+            sequences: 1,
+            tokens: 1,
+            slices: 1,
+            stages: 1,
+            forward: 0,
+            copies: 1,
+        },
         slices: vec![1].into(),
         training: Training {
             steps: None,

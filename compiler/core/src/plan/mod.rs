@@ -7,6 +7,7 @@ mod cost;
 mod cut;
 mod replicas;
 mod slices;
+mod two;
 
 pub(crate) use cost::Times;
 pub use slices::slice_lengths;
@@ -22,7 +23,8 @@ use std::ops::Range;
 /// A cut and its placement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The stages, from the input to the loss.
+    /// The stages, from the input to the loss; where backward has a cut of its own, those of the forward cut and then those of the
+    /// backward cut.
     pub stages: IdVec<StageId, Stage>,
     /// The stages of each device, ascending: the chunks of the device.
     pub devices: IdVec<DeviceId, Vec<StageId>>,
@@ -48,8 +50,21 @@ pub struct Stage {
     pub pieces: Range<usize>,
     /// Where it runs.
     pub device: DeviceId,
+    /// What it runs.
+    pub part: Part,
     /// The estimated times of its passes over each slice.
     pub times: IdVec<Slice, PassTimes>,
+}
+
+/// Which passes a stage has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Part {
+    /// All of its pieces.
+    Both,
+    /// The forward passes of a forward cut, which keep nothing.
+    Forward,
+    /// What the backward passes of a backward cut need, computed again from the input of the stage, and these passes.
+    Backward,
 }
 
 /// Estimated times of the passes of a unit.
@@ -90,25 +105,65 @@ impl Stage {
 }
 
 impl Plan {
-    /// The stage before, which makes the input of a stage; none for the first.
+    /// The stage before in the same cut: what makes the input of a stage and takes its gradient; none for the first.
     pub fn before(&self, stage: StageId) -> Option<StageId> {
-        (!stage.0.is_multiple_of(self.depth())).then(|| StageId(stage.0 - 1))
+        let before = StageId(stage.0.checked_sub(1)?);
+        let is_first =
+            stage.0.is_multiple_of(self.depth()) || self.stages[before].part != self.stages[stage].part;
+        (!is_first).then_some(before)
     }
 
-    /// The stage after, which takes the output of a stage; none for the last.
+    /// The stage after in the same cut: what takes the output of a stage and makes its gradient; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
-        (!(stage.0 + 1).is_multiple_of(self.depth())).then(|| StageId(stage.0 + 1))
+        let after = StageId(stage.0 + 1);
+        let other = self.stages.get(after)?;
+        let is_last = after.0.is_multiple_of(self.depth()) || other.part != self.stages[stage].part;
+        (!is_last).then_some(after)
+    }
+
+    /// The stage whose forward pass makes the input of a stage; none where that is tokens.
+    pub fn source(&self, stage: StageId) -> Option<StageId> {
+        match self.stages[stage].part {
+            Part::Both | Part::Forward => self.before(stage),
+            Part::Backward => {
+                let start = self.stages[stage].pieces.start;
+                let makes = |other: &Stage| other.pieces.start < start && start <= other.pieces.end;
+                let mut forward = self.stages.iter().filter(|(_, other)| other.part == Part::Forward);
+                forward.find(|(_, other)| makes(other)).map(|(id, _)| id)
+            }
+        }
+    }
+
+    /// The backward stages that begin in a forward stage or at its end, ascending.
+    pub fn fed(&self, stage: StageId) -> Vec<StageId> {
+        if self.stages[stage].part != Part::Forward {
+            return Vec::new();
+        }
+        let backward = self.stages.iter().filter(|(_, other)| other.part == Part::Backward);
+        backward.map(|(id, _)| id).filter(|&other| self.source(other) == Some(stage)).collect()
     }
 
     /// The same cut for pieces in other modes.
     pub fn with(&self, spec: &Spec, forms: &Forms) -> Self {
-        placed(spec, forms, &Times::new(spec, forms), &self.bounds())
+        placed(spec, forms, &Times::new(spec, forms), &self.cuts())
     }
 
     /// Where the stages of a copy start, and where the last ends.
     pub fn bounds(&self) -> Vec<usize> {
         let ends = self.stages.values().take(self.depth() as usize).map(|stage| stage.pieces.end);
         std::iter::once(0).chain(ends).collect()
+    }
+
+    fn cuts(&self) -> Cuts {
+        let ends = |part: Part| {
+            let stages =
+                self.stages.values().take(self.depth() as usize).filter(move |stage| stage.part == part);
+            std::iter::once(0).chain(stages.map(|stage| stage.pieces.end)).collect::<Vec<usize>>()
+        };
+        match self.stages.values().any(|stage| stage.part == Part::Backward) {
+            true => Cuts::Two { forward: ends(Part::Forward), backward: ends(Part::Backward) },
+            false => Cuts::One(ends(Part::Both)),
+        }
     }
 
     /// Stages of one copy.
@@ -146,19 +201,34 @@ pub fn plan(spec: &Spec, forms: &Forms, origins: &Origins) -> Result<Plan, Vec<D
         return Err(errors);
     }
     let times = Times::new(spec, forms);
-    let bounds = match &spec.pipeline.cut {
-        Cut::Balanced => cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0),
-        Cut::Layers(layers) => explicit(layers, pieces, stages, origins)?,
+    let cuts = match (spec.pipeline.schedule, &spec.pipeline.cut) {
+        (Schedule::SPipe { forward, backward, .. }, _) => {
+            two::cuts(spec, &times, forward, backward, origins).map_err(|error| vec![error])?
+        }
+        (_, Cut::Balanced) => {
+            Cuts::One(cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0))
+        }
+        (_, Cut::Layers(layers)) => Cuts::One(explicit(layers, pieces, stages, origins)?),
     };
-    Ok(placed(spec, forms, &times, &bounds))
+    Ok(placed(spec, forms, &times, &cuts))
 }
 
-/// The stages of a cut on their devices.
-fn placed(spec: &Spec, forms: &Forms, times: &Times, bounds: &[usize]) -> Plan {
+/// Where stages start, and where the last ends.
+enum Cuts {
+    One(Vec<usize>),
+    Two { forward: Vec<usize>, backward: Vec<usize> },
+}
+
+/// The stages of cuts on their devices.
+fn placed(spec: &Spec, forms: &Forms, times: &Times, cuts: &Cuts) -> Plan {
     let Pipeline { devices, replicas, micro_batches, schedule, .. } = spec.pipeline;
     let of_piece = |piece: usize| forms.first(piece).products().last().map_or(0, |last| last + 1);
     let of_stage = |bound: &[usize]| (bound[0]..bound[1]).map(of_piece).sum::<usize>();
-    let products = bounds.windows(2).map(of_stage).max().unwrap_or(0);
+    let parts: Vec<(Part, &[usize])> = match cuts {
+        Cuts::One(bounds) => vec![(Part::Both, bounds)],
+        Cuts::Two { forward, backward } => vec![(Part::Forward, forward), (Part::Backward, backward)],
+    };
+    let products = parts.iter().flat_map(|(_, bounds)| bounds.windows(2)).map(of_stage).max().unwrap_or(0);
     let mut plan = Plan {
         stages: IdVec::new(),
         devices: (0..devices as usize * replicas as usize).map(|_| Vec::new()).collect(),
@@ -170,11 +240,18 @@ fn placed(spec: &Spec, forms: &Forms, times: &Times, bounds: &[usize]) -> Plan {
         products: u16::try_from(products).unwrap_or(u16::MAX),
     };
     for copy in 0..plan.copies {
-        for (index, bound) in bounds.windows(2).enumerate() {
-            let (pieces, device) = (bound[0]..bound[1], place(&spec.pipeline, copy, index));
-            let times = times.slices(pieces.clone(), device);
-            let stage = plan.stages.push(Stage { pieces, device, times });
-            plan.devices[device].push(stage);
+        for (part, bounds) in &parts {
+            for (index, bound) in bounds.windows(2).enumerate() {
+                let (pieces, part) = (bound[0]..bound[1], *part);
+                let device = match part {
+                    Part::Both => place(&spec.pipeline, copy, index),
+                    Part::Forward => DeviceId::new(index % devices as usize),
+                    Part::Backward => DeviceId::new(devices as usize - 1 - index % devices as usize),
+                };
+                let times = times.slices(pieces.clone(), device);
+                let stage = plan.stages.push(Stage { pieces, device, part, times });
+                plan.devices[device].push(stage);
+            }
         }
     }
     plan
@@ -319,8 +396,13 @@ pub fn print(plan: &Plan, model: &Model) -> String {
         let (device, forward, backward) = (stage.device, stage.forward(), stage.backward());
         writeln!(
             text,
-            "{id} {device} {pieces} ({}): forward {forward}, backward {backward}",
-            stage.pieces.len()
+            "{id} {device} {pieces} ({}): {}",
+            stage.pieces.len(),
+            match stage.part {
+                Part::Both => format!("forward {forward}, backward {backward}"),
+                Part::Forward => format!("forward {forward}"),
+                Part::Backward => format!("again {forward}, backward {backward}"),
+            }
         )
         .expect("text takes all writes");
     }

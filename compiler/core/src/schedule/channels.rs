@@ -70,6 +70,7 @@ impl Programs {
                     let (from, kind) = match pass {
                         Pass::F => (problem.before(unit.stage), Pass::F),
                         Pass::B | Pass::BW => (problem.after(unit.stage), Pass::B),
+                        Pass::R if problem.is_backward(unit.stage) => (problem.source(unit.stage), Pass::F),
                         Pass::W | Pass::R => continue,
                     };
                     let Some(stage) = from.filter(|&stage| problem.device(stage) != device) else { continue };
@@ -83,10 +84,12 @@ impl Programs {
                         Pass::B | Pass::BW => (problem.before(unit.stage), Pass::B),
                         Pass::W | Pass::R => continue,
                     };
-                    let Some(stage) = to.filter(|&stage| problem.device(stage) != device) else { continue };
-                    let other = problem.device(stage);
-                    let channel = channel(device, other, kind == Pass::F, stage);
-                    moves.push(Move { send: true, channel, other, message: (kind, unit) });
+                    let fed = problem.fed(unit.stage).filter(|_| pass == Pass::F);
+                    for stage in to.into_iter().chain(fed).filter(|&stage| problem.device(stage) != device) {
+                        let other = problem.device(stage);
+                        let channel = channel(device, other, kind == Pass::F, stage);
+                        moves.push(Move { send: true, channel, other, message: (kind, unit) });
+                    }
                 }
             }
             devices.push(moves);

@@ -1,7 +1,8 @@
 //! The in-order execution of a schedule.
 //!
 //! A step starts when its device is free and what it needs has arrived: F the output of the stage before and the slice
-//! before, backward passes the gradient of the stage after and of the slice after, W the gradient of its own B.
+//! before, backward passes the gradient of the stage after and of the slice after, W the gradient of its own B, R of a backward
+//! cut the output of the forward stage that ends where it begins.
 //! Messages between devices take the delay of the problem and never block their sender. It is what the verifier checks
 //! for deadlocks, what the printed grid shows, and the order of events by which `lower` places messages and waits.
 //! Linear in the number of steps.
@@ -83,6 +84,10 @@ pub fn execute(
             for (pass, unit) in step.passes() {
                 let woken = done.set(pass, unit, end);
                 awake.extend(woken.map(|stage| problem.device(stage)).filter(|&other| other != device));
+                if pass == Pass::F {
+                    let fed = problem.fed(unit.stage).map(|stage| problem.device(stage));
+                    awake.extend(fed.filter(|&other| other != device));
+                }
             }
         }
     }
@@ -148,6 +153,9 @@ impl<'a> Done<'a> {
                 .max(self.forward[own])
                 .max(self.recompute.get(own).copied().unwrap_or(0)),
             Pass::W => self.backward[own],
+            Pass::R if self.problem.is_backward(unit.stage) => {
+                arrived(&self.forward, self.problem.source(unit.stage))
+            }
             Pass::R => self.forward[own],
         }
     }
@@ -166,6 +174,9 @@ impl<'a> Done<'a> {
             }
             Pass::R => {
                 self.recompute[own] = end;
+                if self.problem.is_backward(unit.stage) {
+                    self.forward[own] = end;
+                }
                 None
             }
             Pass::W => None,

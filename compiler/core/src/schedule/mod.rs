@@ -34,6 +34,7 @@ mod rounds;
 mod rules;
 mod seq1f1b;
 mod slimpipe;
+mod spipe;
 mod step;
 mod svpp;
 mod terapipe;

@@ -1,7 +1,7 @@
 //! The problem of a plan.
 
 use super::{Cost, Problem, ProblemError};
-use crate::plan::Plan;
+use crate::plan::{Part, Plan};
 
 impl Plan {
     /// What a schedule of this plan is made for: its placement, and the times that it estimates. Every pass takes at least
@@ -20,7 +20,13 @@ impl Plan {
         let (devices, costs) = (self.devices.clone(), costs.collect());
         let mut problem = Problem::new(self.copies, devices, self.micro_batches, self.slices, costs)?;
         problem.weight_parts = self.products.max(1);
-        Ok(problem)
+        let backward = self.stages.iter().filter(|(_, stage)| stage.part == Part::Backward);
+        let sources: Vec<_> = backward.map(|(id, _)| self.source(id)).collect();
+        if sources.is_empty() {
+            return Ok(problem);
+        }
+        let forward = self.stages.len() - sources.len();
+        Ok(problem.with_forward(forward as u32, sources))
     }
 
     /// The part of a problem of this plan that one replica has; every device has what its like has least of in any replica.

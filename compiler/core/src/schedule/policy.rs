@@ -2,8 +2,8 @@
 
 use super::{
     Effort, Placement, Problem, Refusal, Schedule, Svpp, WeightGrads, auto, breadth_first, chimera,
-    controllable, eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, svpp,
-    terapipe, zb_v, zero_bubble,
+    controllable, eight_phases, gpipe, hanayo, interleaved, one_f_one_b, peaks, seq1f1b, slimpipe, spipe,
+    svpp, terapipe, zb_v, zero_bubble,
 };
 use crate::spec;
 
@@ -47,6 +47,8 @@ pub enum Policy {
     Chimera,
     /// Waves over the devices.
     Hanayo,
+    /// A cut for each direction.
+    SPipe,
     /// The fastest order that is found.
     Auto(Effort),
 }
@@ -63,7 +65,7 @@ pub struct Uses {
 }
 
 impl Policy {
-    /// Every policy but `auto`, with its usual options, each with its name.
+    /// Every policy but `auto` and `spipe`, which takes a problem of two cuts, with its usual options, each with its name.
     pub const ALL: [(&'static str, Self); 17] = [
         ("gpipe", Self::GPipe),
         ("breadth_first", Self::BreadthFirst),
@@ -86,8 +88,9 @@ impl Policy {
 
     /// The name of the policy, without its options.
     pub fn name(self) -> &'static str {
-        if let Self::Auto(_) = self {
-            return "auto";
+        let unlisted = [("auto", matches!(self, Self::Auto(_))), ("spipe", self == Self::SPipe)];
+        if let Some((name, _)) = unlisted.into_iter().find(|(_, is)| *is) {
+            return name;
         }
         let same = |other: &Self| std::mem::discriminant(other) == std::mem::discriminant(&self);
         Self::ALL.iter().find(|(_, policy)| same(policy)).map_or("", |(name, _)| name)
@@ -98,7 +101,11 @@ impl Policy {
         match self {
             Self::OneFOneB | Self::ZbH1 | Self::ZbH2 | Self::DualPipe | Self::Chimera => (1, 1),
             Self::TeraPipe => (1, slices),
-            Self::Interleaved { group: _ } | Self::GPipe | Self::BreadthFirst | Self::Hanayo => (chunks, 1),
+            Self::Interleaved { group: _ }
+            | Self::GPipe
+            | Self::BreadthFirst
+            | Self::Hanayo
+            | Self::SPipe => (chunks, 1),
             Self::Seq1F1B | Self::SlimPipe | Self::Svpp(_) | Self::Auto(_) => (chunks, slices),
             Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV => (2, 1),
         }
@@ -132,6 +139,9 @@ impl Policy {
             spec::Schedule::DualPipeV => Self::DualPipeV,
             spec::Schedule::Chimera => Self::Chimera,
             spec::Schedule::Hanayo { .. } => Self::Hanayo,
+            // All micro-batches pass a stage before the next.
+            spec::Schedule::Mobius { .. } => Self::GPipe,
+            spec::Schedule::SPipe { .. } => Self::SPipe,
             spec::Schedule::Auto { virtual_stages: _, slices: _, memory: _, effort } => {
                 Self::Auto(match effort {
                     0 => Effort::Least,
@@ -155,7 +165,8 @@ impl Policy {
             | Self::Seq1F1B
             | Self::SlimPipe
             | Self::Chimera
-            | Self::Hanayo => Uses { whole: true, split: false, products: false },
+            | Self::Hanayo
+            | Self::SPipe => Uses { whole: true, split: false, products: false },
             Self::Svpp(Svpp { weight_grads, .. }) => Uses {
                 whole: weight_grads == WeightGrads::Fused,
                 split: weight_grads == WeightGrads::Split,
@@ -182,6 +193,7 @@ impl Policy {
             | Self::Svpp(_)
             | Self::ZbH1
             | Self::ZbH2
+            | Self::SPipe
             | Self::Auto(_) => Placement::Loop,
             Self::ZbV | Self::VHalf | Self::VMin | Self::DualPipeV | Self::Hanayo => Placement::Zigzag,
             Self::DualPipe | Self::Chimera => Placement::Bidirectional,
@@ -212,6 +224,7 @@ pub fn order(policy: Policy, problem: &Problem) -> Result<Schedule, Refusal> {
         Policy::DualPipeV => eight_phases::dualpipe_v(problem),
         Policy::Chimera => chimera::order(problem),
         Policy::Hanayo => hanayo::order(problem),
+        Policy::SPipe => spipe::order(problem),
         Policy::Auto(effort) => auto::order(problem, effort),
     }?;
     fits(problem, &schedule)?;

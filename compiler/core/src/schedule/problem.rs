@@ -3,6 +3,9 @@
 //! A [`Problem`] holds C copies of a pipeline of G stages; stage g of copy k has the id `k G + g`, and micro-batch m runs
 //! on copy `m mod C`. All numbers are integers of some unit of time and of memory, so that orders never depend on
 //! rounding. Every stage stands on one device.
+//!
+//! A problem of two cuts ([`Problem::with_forward`]) has one copy. Its first stages run F alone; the others, which are those of the
+//! backward cut, run R, which makes from the output of a forward stage what the backward passes need, and the backward passes.
 
 use super::{Placement, Step};
 use pipec_program::id::{Id, IdVec};
@@ -19,12 +22,23 @@ pub struct Problem {
     place: IdVec<StageId, DeviceId>,
     /// By stage, then slice.
     costs: Vec<Cost>,
+    /// The second cut; none where stages run all passes.
+    cuts: Option<Cuts>,
     /// GEMMs of the weight gradients of a unit, at least 1.
     pub weight_parts: u16,
     /// The time of a message between devices.
     pub delay: u64,
     /// The most memory of each device, in the unit of [`Cost`]; no limit without it.
     pub caps: Option<IdVec<DeviceId, u64>>,
+}
+
+/// A cut for each direction.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cuts {
+    /// Stages of the forward cut.
+    forward: u32,
+    /// For each backward stage the forward stage that makes its input; none for the first.
+    sources: Vec<Option<StageId>>,
 }
 
 /// Times and memory of a unit, by stage and slice.
@@ -195,6 +209,7 @@ impl Problem {
             devices,
             place,
             costs,
+            cuts: None,
             weight_parts: 1,
             delay: 0,
             caps: None,
@@ -229,6 +244,57 @@ impl Problem {
             (0..devices).map(|device| (0..copies * chunks).map(|chunk| stage(device, chunk)).collect());
         let costs = vec![Cost::UNIT; (copies * devices * chunks * slices) as usize];
         Self::new(copies, placed.collect(), micro_batches, slices, costs)
+    }
+
+    /// The same problem where the first `forward` stages are those of the forward cut, and each of the others computes again what the
+    /// forward stage in `sources` has passed.
+    pub fn with_forward(self, forward: u32, sources: Vec<Option<StageId>>) -> Self {
+        Self { cuts: Some(Cuts { forward, sources }), ..self }
+    }
+
+    /// Stages of the forward cut, where backward has a cut of its own.
+    pub fn forward_stages(&self) -> Option<u32> {
+        self.cuts.as_ref().map(|cuts| cuts.forward)
+    }
+
+    /// Whether a stage is one of a backward cut.
+    pub fn is_backward(&self, stage: StageId) -> bool {
+        self.cuts.as_ref().is_some_and(|cuts| stage.0 >= cuts.forward)
+    }
+
+    /// Whether a stage has a pass.
+    pub fn runs(&self, pass: Pass, stage: StageId) -> bool {
+        match pass {
+            Pass::F => !self.is_backward(stage),
+            Pass::R | Pass::B | Pass::W | Pass::BW => self.cuts.is_none() || self.is_backward(stage),
+        }
+    }
+
+    /// The stage whose forward pass makes the input of a stage; none where that is tokens.
+    pub fn source(&self, stage: StageId) -> Option<StageId> {
+        match &self.cuts {
+            Some(cuts) if stage.0 >= cuts.forward => {
+                cuts.sources.get((stage.0 - cuts.forward) as usize).copied().flatten()
+            }
+            Some(_) | None => self.before(stage),
+        }
+    }
+
+    /// The backward stages that compute again what a forward stage has passed.
+    pub fn fed(&self, stage: StageId) -> impl Iterator<Item = StageId> + '_ {
+        let cuts = self.cuts.iter();
+        cuts.flat_map(move |cuts| {
+            let fed = (cuts.forward..).zip(&cuts.sources).filter(move |(_, source)| **source == Some(stage));
+            fed.map(|(backward, _)| StageId(backward))
+        })
+    }
+
+    /// The units of a stage, micro-batches and then slices ascending.
+    pub fn units_of(&self, stage: StageId) -> impl Iterator<Item = Unit> + Clone + use<> {
+        let slices = self.slices;
+        self.micro_batches_of(stage).flat_map(move |micro_batch| {
+            (0..slices).map(move |slice| Unit { stage, micro_batch, slice: Slice(slice) })
+        })
     }
 
     /// Copies C of the pipeline.
@@ -281,14 +347,17 @@ impl Problem {
         (self.copy(stage)..self.micro_batches).step_by(self.copies as usize).map(MicroBatch)
     }
 
-    /// The stage before, which makes the input of a stage; none for the first.
+    /// The stage before in the same cut: what makes the input of a stage and takes its gradient; none for the first.
     pub fn before(&self, stage: StageId) -> Option<StageId> {
-        (!stage.0.is_multiple_of(self.depth())).then(|| StageId(stage.0 - 1))
+        let is_first = stage.0.is_multiple_of(self.depth()) || self.forward_stages() == Some(stage.0);
+        (!is_first).then(|| StageId(stage.0 - 1))
     }
 
-    /// The stage after, which takes the output of a stage; none for the last.
+    /// The stage after in the same cut: what takes the output of a stage and makes its gradient; none for the last.
     pub fn after(&self, stage: StageId) -> Option<StageId> {
-        (!(stage.0 + 1).is_multiple_of(self.depth())).then(|| StageId(stage.0 + 1))
+        let is_last =
+            (stage.0 + 1).is_multiple_of(self.depth()) || self.forward_stages() == Some(stage.0 + 1);
+        (!is_last).then(|| StageId(stage.0 + 1))
     }
 
     /// Whether the problem has a unit.

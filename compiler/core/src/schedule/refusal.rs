@@ -19,6 +19,8 @@ pub enum Refusal {
         /// Copies of the problem.
         found: u32,
     },
+    /// It has a cut for each direction.
+    OneCut,
     /// Another number of stages on each device.
     Chunks {
         /// Stages per device that the policy is made for.
@@ -82,6 +84,7 @@ impl fmt::Display for Refusal {
             Self::Copies { needed, found } => {
                 write!(f, "it is made for {needed} copies of the pipeline, not {found}")
             }
+            Self::OneCut => f.write_str("it needs a cut for each direction"),
             Self::Chunks { needed, found } => write!(f, "it runs {needed} stages per device, not {found}"),
             Self::Slices { needed: 1, found } => {
                 write!(f, "it does not slice sequences, and there are {found} slices")

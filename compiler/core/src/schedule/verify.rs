@@ -104,7 +104,7 @@ fn known(problem: &Problem, step: Step) -> bool {
         Step::Product(_, part) => part < problem.weight_parts,
         Step::Pair { forward: _, backward: _, pass } => matches!(pass, Pass::B | Pass::BW),
     };
-    shaped && step.passes().all(|(_, unit)| problem.has(unit))
+    shaped && step.passes().all(|(pass, unit)| problem.has(unit) && problem.runs(pass, unit.stage))
 }
 
 /// What was made of every unit so far.
@@ -179,10 +179,17 @@ impl<'a> Seen<'a> {
 
     fn missing(&self, unit: Unit, violations: &mut Vec<Violation>) {
         let index = self.problem.unit_index(unit);
-        let Made { forward, recompute: _, input, weight, products } = self.units[index];
+        let Made { forward, recompute, input, weight, products } = self.units[index];
         let mut add = |step| violations.push(Violation::Missing(step));
-        if !forward {
+        let is_backward = self.problem.is_backward(unit.stage);
+        if is_backward && !recompute {
+            add(Step::Pass(Pass::R, unit));
+        }
+        if !is_backward && !forward {
             add(Step::Pass(Pass::F, unit));
+        }
+        if !self.problem.runs(Pass::BW, unit.stage) {
+            return;
         }
         let parts = self.problem.weight_parts;
         let whole = weight || products == parts;

@@ -24,7 +24,7 @@ pub use given::{Given, GivenForm, schedules};
 pub use model::ops;
 pub use print::print;
 pub use resolve::{Choice, Resolution, check, resolve};
-pub use schedule::{InFlight, MemoryLimit, Placement, Schedule, WeightGrads};
+pub use schedule::{InFlight, MemoryLimit, Placement, Schedule, Updates, WeightGrads};
 pub use sources::{LIBRARY, LibraryFile, Sources, used_path, uses};
 
 use pipe_grammar::ast::Span;

@@ -60,7 +60,7 @@ pub(super) struct Wished {
     layers: Option<Vec<u32>>,
     recompute: Recompute,
     offload: Offload,
-    state: State,
+    state: Option<State>,
     schedule: Wish,
     given: Option<Given>,
     origins: Places,
@@ -88,6 +88,7 @@ struct Places {
     replicas: Origin,
     layers: Origin,
     recompute: Origin,
+    offload: Origin,
     state: Origin,
     cluster: Origin,
 }
@@ -136,8 +137,8 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         None => Some(Offload::default()),
     };
     let state = match block.get("state") {
-        Some(value) => state(value, report),
-        None => Some(State::default()),
+        Some(value) => state(value, report).map(Some),
+        None => Some(None),
     };
     let origins = Places {
         stages: block.origin("stages"),
@@ -145,13 +146,24 @@ pub(super) fn wished(settings: &Settings, report: &mut Report) -> Option<Wished>
         replicas: block.origin("data_parallel"),
         layers: block.origin("layers"),
         recompute: block.origin("recompute"),
+        offload: block.origin("offload"),
         state: block.origin("state"),
         cluster: block.origin("cluster"),
     };
     let (stages, devices, layers, schedule) = (stages?, devices?, layers?, schedule?);
     let (replicas, recompute, offload, state) = (replicas?.unwrap_or(1), recompute?, offload?, state?);
-    let wished =
-        Wished { stages, devices, replicas, layers, recompute, offload, state, schedule, given: None, origins };
+    let wished = Wished {
+        stages,
+        devices,
+        replicas,
+        layers,
+        recompute,
+        offload,
+        state,
+        schedule,
+        given: None,
+        origins,
+    };
     (report.errors() == errors).then_some(wished)
 }
 
@@ -238,7 +250,8 @@ fn state(value: &Constant, report: &mut Report) -> Option<State> {
         Kind::Word(word) if word == "device" => Some(State::Device),
         Kind::Word(word) if word == "host" => Some(State::Host),
         Kind::Record(word, _, settings) if word == "host" => {
-            let block = Block::new("state on the host", settings, &["weights"], &["optimizer", "gradients"], report);
+            let block =
+                Block::new("state on the host", settings, &["weights"], &["optimizer", "gradients"], report);
             match block.get("weights") {
                 Some(value) => on_host(value, report).map(|weights| match weights {
                     true => State::Host,
@@ -347,16 +360,25 @@ pub(super) fn pipeline(
             .help("leave out `sharded: true`, or write `data_parallel` in the pipeline"),
         );
     }
-    if let Some(place) = train.sharded.filter(|_| wished.state.is_on_host() && copies > 1) {
-        let error = Diagnostic::error(place.source, Code::Conflict, "an optimizer on the host is not sharded")
-            .at(place.span, "")
-            .help("leave out `sharded: true`: every host updates the weights of its devices");
+    let on_host = wished.state.map_or(schedule.is_of_host(), State::is_on_host);
+    if let Some(place) = train.sharded.filter(|_| on_host && copies > 1) {
+        let error =
+            Diagnostic::error(place.source, Code::Conflict, "an optimizer on the host is not sharded")
+                .at(place.span, "")
+                .help("leave out `sharded: true`: every host updates the weights of its devices");
         report.push(if wished.origins.state.source == place.source {
             error.with(wished.origins.state.span, "on the host")
         } else {
             error
         });
     }
+    // Schedules that are made for it take the host as home.
+    let state = match wished.state {
+        Some(state) => state,
+        None if schedule.is_of_host() => State::Host,
+        None => State::Device,
+    };
+    check_home(wished, schedule, state, report);
     let (balance, replicas, given) = (wished.schedule.balance, wished.replicas, wished.given.clone());
     if let Some(given) = &given {
         let each = micro_batches / replicas.max(1);
@@ -376,9 +398,68 @@ pub(super) fn pipeline(
         balance,
         recompute,
         offload: wished.offload,
-        state: wished.state,
+        state,
     };
     (report.errors() == errors).then_some(pipeline)
+}
+
+/// Schedules for state on the host are for nothing else, and one with two cuts computes every stage again.
+fn check_home(wished: &Wished, schedule: Schedule, state: State, report: &mut Report) {
+    let name = schedule.name();
+    let error = |place: Origin, code: Code, message: String, help: String| {
+        Diagnostic::error(place.source, code, message).at(place.span, "").help(help)
+    };
+    let of_layer = match schedule {
+        Schedule::Mobius { .. } => "breadth_first",
+        Schedule::SPipe { .. } => "interleaved",
+        Schedule::GPipe
+        | Schedule::OneFOneB
+        | Schedule::Interleaved { .. }
+        | Schedule::BreadthFirst { .. }
+        | Schedule::TeraPipe { .. }
+        | Schedule::Seq1F1B { .. }
+        | Schedule::SlimPipe { .. }
+        | Schedule::Svpp { .. }
+        | Schedule::ZbH1
+        | Schedule::ZbH2
+        | Schedule::ZbV
+        | Schedule::VHalf
+        | Schedule::VMin
+        | Schedule::DualPipe
+        | Schedule::DualPipeV
+        | Schedule::Chimera
+        | Schedule::Hanayo { .. }
+        | Schedule::Auto { .. }
+        | Schedule::From { .. } => return,
+    };
+    if state != State::Host {
+        let message = format!("`{name}` is for state that lives on the host");
+        let help = format!("leave out `state`, or write `schedule: {of_layer} {{ virtual: 2 }}`");
+        report.push(error(wished.origins.state, Code::Conflict, message, help));
+    }
+    if !matches!(schedule, Schedule::SPipe { .. }) {
+        return;
+    }
+    if wished.recompute != Recompute::default() {
+        let message = "`spipe` computes every stage again from its input".to_owned();
+        let help = "leave out `recompute`".to_owned();
+        report.push(error(wished.origins.recompute, Code::NoEffect, message, help));
+    }
+    if wished.offload != Offload::None {
+        let message = "under `spipe` nothing is kept from the forward to the backward pass".to_owned();
+        let help = "leave out `offload`".to_owned();
+        report.push(error(wished.origins.offload, Code::NoEffect, message, help));
+    }
+    if wished.replicas > 1 {
+        let message = format!("`spipe` runs one replica of the pipeline, not {}", wished.replicas);
+        let help = "leave out `data_parallel`, or take `schedule: mobius { virtual: 2 }`".to_owned();
+        report.push(error(wished.origins.replicas, Code::Unsupported, message, help));
+    }
+    if wished.layers.is_some() {
+        let message = "`spipe` has a cut for each direction, both balanced by time".to_owned();
+        let help = "leave out `layers`, and say how many stages with `forward` and `backward`".to_owned();
+        report.push(error(wished.origins.layers, Code::Unsupported, message, help));
+    }
 }
 
 /// A list has a level for every layer.

@@ -67,9 +67,7 @@ impl Costs {
         let mut columns = Vec::new();
         let mut column = IdVec::new();
         for device in program.devices.values() {
-            let known = kinds
-                .iter()
-                .position(|kind| rates(kind) == rates(device));
+            let known = kinds.iter().position(|kind| rates(kind) == rates(device));
             column.push(known.unwrap_or_else(|| {
                 kinds.push(device);
                 let time = |(id, each): (FunctionId, &Function)| match hosted.contains(&id) {

@@ -293,20 +293,28 @@ fn links() -> impl Strategy<Value = Vec<LinkId>> {
 fn device() -> impl Strategy<Value = Device> {
     let rates = vec((dtype(), number().prop_map(FlopsPerSecond)), 0..3);
     let rates_of_memory = (number(), number());
-    (name(), (number(), number()), rates_of_memory, (links(), links()), rates, (any::<u32>(), any::<u32>())).prop_map(
-        |(name, (memory, host_memory), (bandwidth, host_bandwidth), (upload, download), rates, (threads, host_threads))| Device {
-            name,
-            memory: Bytes(memory),
-            host_memory: Bytes(host_memory),
-            bandwidth: BytesPerSecond(bandwidth),
-            host_bandwidth: BytesPerSecond(host_bandwidth),
-            upload,
-            download,
-            rates,
-            threads,
-            host_threads,
-        },
-    )
+    (name(), (number(), number()), rates_of_memory, (links(), links()), rates, (any::<u32>(), any::<u32>()))
+        .prop_map(
+            |(
+                name,
+                (memory, host_memory),
+                (bandwidth, host_bandwidth),
+                (upload, download),
+                rates,
+                (threads, host_threads),
+            )| Device {
+                name,
+                memory: Bytes(memory),
+                host_memory: Bytes(host_memory),
+                bandwidth: BytesPerSecond(bandwidth),
+                host_bandwidth: BytesPerSecond(host_bandwidth),
+                upload,
+                download,
+                rates,
+                threads,
+                host_threads,
+            },
+        )
 }
 
 fn buffer() -> impl Strategy<Value = Buffer> {
@@ -394,6 +402,7 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
     (head, tables, rest).prop_map(|(head, tables, rest)| {
         let (name, compiler, inputs, (counts, lengths), training) = head;
         let (micro_batches, sequences, tokens, stages, copies) = counts;
+        let forward = copies / 2;
         let slices = lengths.len() as u32;
         let (devices, links, buffers, parameters, channels, groups) = tables;
         let (feeds, readings, functions, queues) = rest;
@@ -408,7 +417,7 @@ pub(crate) fn program() -> impl Strategy<Value = Program> {
             name,
             compiler,
             inputs,
-            batch: Batch { micro_batches, sequences, tokens, slices, stages, copies },
+            batch: Batch { micro_batches, sequences, tokens, slices, stages, forward, copies },
             slices: lengths.into(),
             training,
             devices: devices.into(),

@@ -7,7 +7,7 @@ use super::touch::{Role, Touch, Touches};
 use super::{Report, Rule};
 use crate::entity::Entity;
 use crate::function::{Body, Function, Value};
-use crate::id::{BufferId, DeviceId, GroupId, Id, IdVec, ParameterId, ValueId};
+use crate::id::{BufferId, DeviceId, GroupId, Id, IdVec, ParameterId, StageId, ValueId};
 use crate::kernel::{Kernel, Op};
 use crate::program::{Category, Instruction, Placed, Program, StepWork, Unit, View, Work};
 use crate::units::Bytes;
@@ -76,6 +76,9 @@ impl<'g, 'a> Accounts<'g, 'a> {
             }
             StepWork::Clip => self.clipped[device] = true,
             StepWork::Tie | StepWork::Update => {}
+            StepWork::Load => {
+                report.add(place, Rule::Unit, "weights are loaded by messages and copies");
+            }
         }
         let is_run = matches!(instruction, Instruction::Run { .. });
         if is_run {
@@ -118,7 +121,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
                         self.tie(place, cell, *group, report);
                     }
                 }
-                StepWork::Norm | StepWork::Update | StepWork::Clip => {
+                StepWork::Norm | StepWork::Update | StepWork::Clip | StepWork::Load => {
                     if !is_tied {
                         let message = format!(
                             "{name} reads the gradient of {parameter} before its copies are added up"
@@ -404,7 +407,7 @@ impl<'g, 'a> Accounts<'g, 'a> {
             return;
         }
         for &range in touches.reads(touch) {
-            self.loaded_by_stage(place, unit, touch.view.buffer, range, report);
+            self.loaded_by_stage(place, unit.stage, touch.view.buffer, range, report);
         }
     }
 
@@ -412,15 +415,15 @@ impl<'g, 'a> Accounts<'g, 'a> {
     pub(super) fn loaded_by_stage(
         &mut self,
         place: Entity,
-        unit: Unit,
+        stage: StageId,
         buffer: BufferId,
         (start, end): Interval,
         report: &mut Report,
     ) {
         let copies = &self.gradients.copies[self.gradients.copies_in(buffer, start, end)];
         self.steps += copies.len();
-        if let Some(row) = copies.iter().find(|row| !row.placed.stages.contains(&unit.stage)) {
-            let message = format!("reads {}, which {} does not use", row.parameter, unit.stage);
+        if let Some(row) = copies.iter().find(|row| !row.placed.stages.contains(&stage)) {
+            let message = format!("reads {}, which {stage} does not use", row.parameter);
             report.add_related(place, Rule::Unit, message, vec![row.place()]);
         }
     }
@@ -509,7 +512,7 @@ fn step_sources(
     report: &mut Report,
 ) {
     let wanted = match work {
-        StepWork::Tie => return,
+        StepWork::Tie | StepWork::Load => return,
         StepWork::Norm | StepWork::Clip => StepWork::Norm,
         StepWork::Update => StepWork::Clip,
     };

@@ -3,8 +3,8 @@
 use super::touch::{Touch, Touches, arena};
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::id::{BufferId, QueueId};
-use crate::program::{FeedKind, Pass, Program, ReadingKind, StepWork, Unit, View, Work};
+use crate::id::{BufferId, QueueId, StageId};
+use crate::program::{Batch, FeedKind, Pass, Program, ReadingKind, StepWork, Unit, View, Work};
 use std::fmt;
 
 /// No buffer, and no queue.
@@ -27,6 +27,8 @@ pub(super) enum Made {
     Step(StepWork),
     /// A copy of weights or of gradients, through the touch of this number.
     Copied(u32),
+    /// Weights of a stage, received from another device.
+    Loaded(StageId),
 }
 
 impl Made {
@@ -35,6 +37,7 @@ impl Made {
         match *work {
             Work::Pass(pass, unit) => Self::by(pass, unit),
             Work::Pair(_) => Self::Other,
+            Work::Stage(StepWork::Load, stage) => Self::Loaded(stage),
             Work::Stage(work, _) | Work::Step(work) => Self::Step(work),
         }
     }
@@ -58,6 +61,7 @@ impl fmt::Display for Made {
             Self::Backward(unit) => write!(f, "backward of {unit}"),
             Self::Step(work) => f.write_str(work.name()),
             Self::Copied(_) => f.write_str("a copy of weights or of gradients"),
+            Self::Loaded(stage) => write!(f, "load of {stage}"),
         }
     }
 }
@@ -342,7 +346,12 @@ impl<'a> Memory<'a> {
                     Made::Forward(_) => false,
                     // The losses of micro-batches that run on another copy are zero here.
                     Made::Zero => self.program.batch.copies < 2,
-                    Made::Backward(_) | Made::Step(_) | Made::Copied(_) | Made::Feed(_) | Made::Other => true,
+                    Made::Backward(_)
+                    | Made::Step(_)
+                    | Made::Copied(_)
+                    | Made::Loaded(_)
+                    | Made::Feed(_)
+                    | Made::Other => true,
                 },
                 ReadingKind::GradientNorm => segment.maker.made != Made::Step(StepWork::Clip),
             });
@@ -407,21 +416,24 @@ fn explain(
 }
 
 /// What is wrong with a pass of a unit reading what a maker made; none if nothing is.
-pub(super) fn misread(pass: Pass, unit: Unit, made: Made) -> Option<String> {
+pub(super) fn misread(batch: Batch, pass: Pass, unit: Unit, made: Made) -> Option<String> {
     let forward = match pass {
         Pass::F | Pass::R => true,
         Pass::B | Pass::W | Pass::BW => false,
     };
     let (by, neighbour) = match made {
         Made::Other | Made::Zero | Made::Feed(_) => return None,
-        Made::Step(_) | Made::Copied(_) => {
+        Made::Step(_) | Made::Copied(_) | Made::Loaded(_) => {
             return Some(format!("{} {unit} reads what {made} made", pass.name()));
         }
         Made::Forward(by) => (by, by.stage.0.checked_add(1)),
         Made::Backward(by) => (by, by.stage.0.checked_sub(1)),
     };
     let own = by.stage == unit.stage;
-    let near = neighbour == Some(unit.stage.0) && by.slice == unit.slice;
+    // A stage of a backward cut begins anywhere in the forward cut.
+    let across =
+        matches!(made, Made::Forward(_)) && batch.is_backward(unit.stage) && !batch.is_backward(by.stage);
+    let near = (neighbour == Some(unit.stage.0) || across) && by.slice == unit.slice;
     let backward_to_forward = forward && matches!(made, Made::Backward(_));
     if by.micro_batch == unit.micro_batch && (own || near) && !backward_to_forward {
         return None;
@@ -432,7 +444,10 @@ pub(super) fn misread(pass: Pass, unit: Unit, made: Made) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::{MicroBatch, Slice, StageId};
+    use crate::id::{MicroBatch, Slice};
+
+    const BATCH: Batch =
+        Batch { micro_batches: 2, sequences: 1, tokens: 2, slices: 2, stages: 4, forward: 0, copies: 1 };
 
     fn unit(stage: u32, micro_batch: u32, slice: u32) -> Unit {
         Unit { stage: StageId(stage), micro_batch: MicroBatch(micro_batch), slice: Slice(slice) }
@@ -442,11 +457,11 @@ mod tests {
     fn passes_read_their_own_and_their_neighbours() {
         let forward = |stage, micro_batch, slice| Made::Forward(unit(stage, micro_batch, slice));
         let backward = |stage, micro_batch, slice| Made::Backward(unit(stage, micro_batch, slice));
-        assert_eq!(misread(Pass::F, unit(2, 1, 1), forward(1, 1, 1)), None);
-        assert_eq!(misread(Pass::F, unit(2, 1, 1), forward(2, 1, 0)), None);
-        assert_eq!(misread(Pass::BW, unit(2, 1, 1), forward(1, 1, 1)), None);
-        assert_eq!(misread(Pass::BW, unit(2, 1, 1), backward(3, 1, 1)), None);
-        assert_eq!(misread(Pass::F, unit(2, 1, 1), Made::Feed(FeedKind::Tokens)), None);
+        assert_eq!(misread(BATCH, Pass::F, unit(2, 1, 1), forward(1, 1, 1)), None);
+        assert_eq!(misread(BATCH, Pass::F, unit(2, 1, 1), forward(2, 1, 0)), None);
+        assert_eq!(misread(BATCH, Pass::BW, unit(2, 1, 1), forward(1, 1, 1)), None);
+        assert_eq!(misread(BATCH, Pass::BW, unit(2, 1, 1), backward(3, 1, 1)), None);
+        assert_eq!(misread(BATCH, Pass::F, unit(2, 1, 1), Made::Feed(FeedKind::Tokens)), None);
         let wrong = [
             (Pass::F, forward(1, 0, 1)),
             (Pass::F, forward(1, 1, 0)),
@@ -456,7 +471,7 @@ mod tests {
             (Pass::BW, backward(1, 1, 1)),
         ];
         for (pass, maker) in wrong {
-            assert!(misread(pass, unit(2, 1, 1), maker).is_some(), "{pass:?} {maker:?}");
+            assert!(misread(BATCH, pass, unit(2, 1, 1), maker).is_some(), "{pass:?} {maker:?}");
         }
     }
 }

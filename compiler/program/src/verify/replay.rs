@@ -11,7 +11,7 @@ use super::touch::{Role, Touch, Touches};
 use super::unit::{self, Half, Units};
 use super::{Report, Rule};
 use crate::entity::Entity;
-use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, ParamId, QueueId};
+use crate::id::{BufferId, ChannelId, DeviceId, FunctionId, GroupId, Id, IdVec, ParamId, QueueId, StageId};
 use crate::program::Shared;
 use crate::program::{
     Category, Feed, FeedKind, Instruction, Pass, Position, Program, ReadingKind, StepWork, Unit, View, Work,
@@ -148,6 +148,8 @@ enum Source {
     Feed(FeedKind),
     /// A forward pass, so many stages and slices further.
     Forward(i64, i64),
+    /// A forward pass of the other cut.
+    Across,
     /// A backward pass, likewise.
     Backward(i64, i64),
     In(Category),
@@ -391,6 +393,10 @@ impl Replay<'_, '_, '_> {
         }
         let made = match instruction {
             Instruction::Run { work, .. } | Instruction::Recv { work, .. } => Made::of(work),
+            Instruction::Send { work: Work::Stage(StepWork::Load, stage), .. } => {
+                self.check_load(place, *stage, used);
+                Made::Other
+            }
             Instruction::Send { work, .. } => {
                 self.check_sent(place, Made::of(work), used);
                 Made::Other
@@ -412,7 +418,16 @@ impl Replay<'_, '_, '_> {
             | Instruction::Wait { .. } => None,
         };
         let is_run = matches!(instruction, Instruction::Run { .. });
-        let is_copy = copied.is_some();
+        let loads = match instruction {
+            Instruction::Copy { .. } => true,
+            Instruction::Recv { work, .. } => matches!(work, Work::Stage(StepWork::Load, _)),
+            Instruction::Run { .. }
+            | Instruction::Send { .. }
+            | Instruction::Fill { .. }
+            | Instruction::Reduce { .. }
+            | Instruction::Wait { .. } => false,
+        };
+        let receives = loads && !matches!(instruction, Instruction::Copy { .. });
         let is_update = matches!(
             instruction,
             Instruction::Run { work: Work::Stage(StepWork::Update, _) | Work::Step(StepWork::Update), .. }
@@ -439,8 +454,15 @@ impl Replay<'_, '_, '_> {
                     self.report.add(place, Rule::Update, message);
                 }
                 let is_load = touch.category == Category::Loaded && !touches.writes(touch).is_empty();
-                if is_load && !is_copy {
-                    let message = format!("writes {}, which takes copies of weights only", touch.view.buffer);
+                if is_load != loads && (is_load || receives) {
+                    let message = match is_load {
+                        true => format!("writes {}, which takes copies of weights only", touch.view.buffer),
+                        false => format!(
+                            "loads weights into {}, a buffer of {}",
+                            touch.view.buffer,
+                            touch.category.name()
+                        ),
+                    };
                     self.report.add(place, Rule::Update, message);
                 }
                 let contributes = adds && gradient::contributes(touches, touch);
@@ -479,6 +501,25 @@ impl Replay<'_, '_, '_> {
         match makers.next() {
             Some(first) if makers.all(|maker| maker == first) => first,
             Some(_) | None => Maker::OTHER,
+        }
+    }
+
+    /// Weights leave for a device before their update, and only those that the stage uses.
+    fn check_load(&mut self, place: Entity, stage: StageId, used: &[u32]) {
+        let touches = self.touches;
+        for touch in used.iter().map(|&number| &touches.list[number as usize]) {
+            if touch.category != Category::Weights {
+                let (buffer, category) = (touch.view.buffer, touch.category.name());
+                self.report.add(place, Rule::Unit, format!("loads {buffer}, a buffer of {category}"));
+                continue;
+            }
+            if self.memory.read(touch).any(|segment| segment.maker.made == Made::Step(StepWork::Update)) {
+                let message = format!("loads weights of {} after their update", touch.view.buffer);
+                self.report.add(place, Rule::Update, message);
+            }
+            for &range in touches.reads(touch) {
+                self.accounts.loaded_by_stage(place, stage, touch.view.buffer, range, self.report);
+            }
         }
     }
 
@@ -553,6 +594,7 @@ impl Replay<'_, '_, '_> {
         let mut add = |this: Source| {
             source = Some(if source.is_none_or(|source| source == this) { this } else { Source::Several });
         };
+        let batch = self.program.batch;
         let mut wrong = None;
         let mut moved = None;
         if follows {
@@ -563,8 +605,10 @@ impl Replay<'_, '_, '_> {
                 }
                 previous = Some(segment.maker);
                 let made = segment.maker.made;
-                wrong = wrong.or_else(|| memory::misread(pass, unit, made));
-                if let Some((producer, region)) = origin(touches, segment.maker) {
+                wrong = wrong.or_else(|| memory::misread(batch, pass, unit, made));
+                // Backward stages begin at different places of forward stages that have one function.
+                let across = matches!(made, Made::Forward(by) if batch.is_backward(by.stage) != batch.is_backward(unit.stage));
+                if let Some((producer, region)) = origin(touches, segment.maker).filter(|_| !across) {
                     let known = self.sources.of(function, param).region_of(producer, region, place);
                     if known.0 != region {
                         moved = moved.or(Some((producer, region, known)));
@@ -575,8 +619,11 @@ impl Replay<'_, '_, '_> {
                 match made {
                     // Sums that grow over slices begin with zeros.
                     Made::Zero if touch.category != Category::Data => {}
-                    Made::Other | Made::Step(_) | Made::Copied(_) | Made::Zero => add(Source::Other),
+                    Made::Other | Made::Step(_) | Made::Copied(_) | Made::Loaded(_) | Made::Zero => {
+                        add(Source::Other);
+                    }
                     Made::Feed(kind) => add(Source::Feed(kind)),
+                    Made::Forward(_) if across => add(Source::Across),
                     Made::Forward(by) => add(Source::Forward(stages(by), slices(by))),
                     Made::Backward(by) => add(Source::Backward(stages(by), slices(by))),
                 }
@@ -611,6 +658,12 @@ impl Replay<'_, '_, '_> {
                 continue;
             }
             previous = Some(segment.maker);
+            if let Made::Loaded(stage) = segment.maker.made
+                && stage != unit.stage
+            {
+                let message = format!("reads weights that were loaded for {stage} in {unit}");
+                self.report.add(place, Rule::Unit, message);
+            }
             let (Made::Copied(from), Some(to)) = (segment.maker.made, segment.maker.origin) else { continue };
             if !self.sources.loaded.insert((number, unit.stage.0, from)) {
                 continue;
@@ -622,7 +675,7 @@ impl Replay<'_, '_, '_> {
                 if start < stop {
                     let at = |offset: u64| source.offset.0 + (offset - target.offset.0);
                     let range = (at(start), at(stop));
-                    self.accounts.loaded_by_stage(place, unit, source.buffer, range, self.report);
+                    self.accounts.loaded_by_stage(place, unit.stage, source.buffer, range, self.report);
                 }
             }
         }

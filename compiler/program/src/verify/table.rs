@@ -123,6 +123,13 @@ impl Tables<'_> {
             let message = format!("{copies} copies for {stages} stages and {micro_batches} micro-batches");
             self.wrong(Entity::Batch, message);
         }
+        if batch.forward > 0 && (batch.forward >= batch.stages || batch.copies != 1 || batch.slices != 1) {
+            let message = format!(
+                "{} of {} stages in a forward cut, with {} copies and {} slices",
+                batch.forward, batch.stages, batch.copies, batch.slices
+            );
+            self.wrong(Entity::Batch, message);
+        }
     }
 
     fn training(&mut self) {
@@ -309,7 +316,8 @@ impl Tables<'_> {
             }
             let (home, of_passes) = (self.space_of(*weight), self.space_of(*gradient));
             if of_passes == Some(Space::Host) || landed.is_some() != (home == Some(Space::Host)) {
-                let message = "passes add to a gradient on the device, which lands on the host if the weight is there";
+                let message =
+                    "passes add to a gradient on the device, which lands on the host if the weight is there";
                 self.wrong(place, message);
             }
         }
@@ -319,7 +327,8 @@ impl Tables<'_> {
             self.sized(place, "landed gradient", landed, gradient.bytes);
             let buffer = &self.program.buffers[landed.buffer];
             if buffer.category != Category::Gradients || buffer.space != Space::Host {
-                let message = format!("landed gradient is in {}, no buffer of gradients on the host", landed.buffer);
+                let message =
+                    format!("landed gradient is in {}, no buffer of gradients on the host", landed.buffer);
                 self.wrong(place, message);
             }
         }

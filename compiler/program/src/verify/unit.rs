@@ -52,7 +52,17 @@ impl Units {
         let after = unit.slice.0 + 1 < self.batch.slices && !self.progress[index + 1].backward;
         let name = pass.name();
         let mut wrong = |message: String| report.add(place, Rule::Unit, message);
+        if !self.batch.runs(pass, unit.stage) {
+            return wrong(format!("{name} {unit} is no pass of {}, a stage of one cut of two", unit.stage));
+        }
         match pass {
+            // There it makes what F makes elsewhere.
+            Pass::R if self.batch.is_backward(unit.stage) => {
+                if own.forward {
+                    wrong(format!("R {unit} runs a second time"));
+                }
+                self.progress[index].forward = true;
+            }
             Pass::F => {
                 if own.forward {
                     wrong(format!("F {unit} runs a second time"));
@@ -125,7 +135,11 @@ impl Units {
                 };
                 report.add(Entity::Batch, Rule::Unit, message);
             };
-            missing("F", &|progress| !progress.forward);
+            let of_stage = StageId(stage as u32);
+            missing(if self.batch.is_backward(of_stage) { "R" } else { "F" }, &|progress| !progress.forward);
+            if !self.batch.runs(Pass::BW, of_stage) {
+                continue;
+            }
             missing("BW", &|progress| !progress.backward);
             if trained[stage] {
                 missing("W", &|progress| progress.backward && !progress.fused && !progress.weights);

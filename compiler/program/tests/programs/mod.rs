@@ -188,6 +188,7 @@ impl<'a> Builder<'a> {
                 tokens: 16,
                 slices: 1,
                 stages,
+                forward: 0,
                 copies: 1,
             },
             slices: vec![16].into(),

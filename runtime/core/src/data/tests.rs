@@ -5,7 +5,7 @@ use std::fs;
 use tempfile::TempDir;
 
 fn batch(micro_batches: u32, sequences: u32, tokens: u32) -> Batch {
-    Batch { micro_batches, sequences, tokens, slices: 1, stages: 1, copies: 1 }
+    Batch { micro_batches, sequences, tokens, slices: 1, stages: 1, forward: 0, copies: 1 }
 }
 
 fn folder(files: &[(&str, &[u8])]) -> TempDir {

@@ -235,7 +235,8 @@ impl Engine {
         }
         let mut hosts = vec![None; workers.len()];
         for (id, description) in program.devices.iter() {
-            let on_host = |queue: &pipec_program::Queue| queue.device == id && space(queue.kind) == Space::Host;
+            let on_host =
+                |queue: &pipec_program::Queue| queue.device == id && space(queue.kind) == Space::Host;
             if !program.queues.values().any(on_host) {
                 continue;
             }

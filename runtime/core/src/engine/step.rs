@@ -262,11 +262,7 @@ impl<'a> Driver<'a> {
             Instruction::Wait { queue, position } => {
                 let own = self.heads.iter().find(|head| head.queue == *queue).map(|head| head.finished);
                 let finished = own.unwrap_or_else(|| self.step.exchange.finished(*queue));
-                Ok(if finished >= *position {
-                    Attempt::Finished
-                } else {
-                    Attempt::Blocked
-                })
+                Ok(if finished >= *position { Attempt::Finished } else { Attempt::Blocked })
             }
             Instruction::Run { function, views, scalars, work } => {
                 self.begin(index);

@@ -24,7 +24,7 @@ use std::borrow::Cow;
 pub(crate) use layout::{has_master, place_parameters};
 pub use optimizer::{clip_function, norm_function, update_function};
 pub(crate) use pair::pair_function;
-pub use stage::stage_functions;
+pub use stage::{forward_functions, stage_functions};
 
 /// What the functions of a stage take and need.
 #[derive(Clone, Debug, PartialEq)]
@@ -199,6 +199,8 @@ pub enum Region {
     Recomputed,
     /// The message to the stage after.
     Output,
+    /// The message to a backward stage that begins in a forward stage, or at its end.
+    Checkpoint(u32),
     /// The loss of the micro-batch.
     Loss,
     /// The gradient that comes from the stage after.
@@ -232,6 +234,7 @@ impl Region {
     pub fn name(self) -> Cow<'static, str> {
         let name = match self {
             Self::Prefix(slice) => return format!("prefix_{slice}").into(),
+            Self::Checkpoint(number) => return format!("checkpoint_{number}").into(),
             Self::PrefixGradient(slice) => return format!("prefix_gradient_{slice}").into(),
             Self::Weights => "weights",
             Self::Gradients => "gradients",

@@ -117,6 +117,7 @@ impl Pass {
             Region::Recomputed => made_by(program::Pass::R),
             Region::PrefixGradient(_) if self.adds_to(region) => Access::Update,
             Region::Output
+            | Region::Checkpoint(_)
             | Region::Loss
             | Region::InputGradient
             | Region::PrefixGradient(_)

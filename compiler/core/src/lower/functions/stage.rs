@@ -53,6 +53,56 @@ pub fn stage_functions(
     }
 }
 
+/// The functions of consecutive pieces that run forward alone: nothing is kept for a backward pass. What goes out of the piece before each
+/// of `boundaries`, counted in the stage, leaves as a checkpoint; what goes out of the last piece leaves for the stage after
+/// if there `is_followed`.
+pub fn forward_functions(
+    model: &Model,
+    forms: &Forms,
+    pieces: Range<usize>,
+    name: &str,
+    boundaries: &[usize],
+    is_followed: bool,
+) -> StageFunctions {
+    let states: IdVec<Slice, States> =
+        forms.slices.ids().map(|slice| States::new(forms, slice, pieces.clone())).collect();
+    let stage = Stage::new(model, forms, pieces.clone());
+    let of_slice = |slice: Slice| {
+        let passes = Passes::within(&stage, model, forms, pieces.clone(), &states, slice);
+        let mut exits: Vec<Exit> = (0..)
+            .zip(boundaries)
+            .map(|(number, &boundary)| passes.exit(boundary, Region::Checkpoint(number)))
+            .collect();
+        if is_followed {
+            exits.push(passes.exit(passes.pieces.len(), Region::Output));
+        }
+        let message = |values: &[(TensorType, Bytes)]| values.iter().map(|(ty, _)| ty.clone()).collect();
+        SliceFunctions {
+            input: message(&passes.input),
+            output: if is_followed { message(&passes.output) } else { Vec::new() },
+            state: Bytes::ZERO,
+            seen_until: slice,
+            forward: passes.forward(&exits).finish(&format!("forward_{name}")),
+            backward: Backward::default(),
+        }
+    };
+    let slices = forms.slices.ids().map(of_slice).collect();
+    StageFunctions {
+        precision: stage.precision,
+        weights: stage.weights,
+        gradients: Bytes::ZERO,
+        moments: Bytes::ZERO,
+        parameters: stage.parameters,
+        slices,
+    }
+}
+
+/// What leaves a forward pass in a region: values with their types and places.
+struct Exit {
+    region: Region,
+    values: Vec<(Home, TensorType, Bytes)>,
+}
+
 /// The parameters of a stage, which all slices share.
 struct Stage {
     precision: program::DType,
@@ -141,8 +191,6 @@ struct Passes<'a> {
     input: Vec<(TensorType, Bytes)>,
     /// The tensors of the output with their places.
     output: Vec<(TensorType, Bytes)>,
-    /// Where each output comes from.
-    outputs: Vec<Home>,
     /// The places of the values that later passes read, in `saved` and `held`.
     saved: BTreeMap<Home, (Region, Bytes)>,
     saved_end: Bytes,
@@ -170,6 +218,24 @@ impl<'a> Passes<'a> {
         slice: Slice,
         wanted: Wanted,
     ) -> Self {
+        let mut passes = Self::within(stage, model, forms, range, states, slice);
+        passes.place_kept(wanted.splits());
+        if wanted.fused && !wanted.splits() {
+            passes.apart = passes.pieces.len().saturating_sub(wanted.recompute);
+            passes.place_recomputed();
+        }
+        passes
+    }
+
+    /// Passes that keep nothing.
+    fn within(
+        stage: &'a Stage,
+        model: &'a Model,
+        forms: &'a Forms,
+        range: Range<usize>,
+        states: &'a IdVec<Slice, States>,
+        slice: Slice,
+    ) -> Self {
         let mut sites: u64 = (0..range.start).map(|piece| forms.of(slice, piece).random_sites).sum();
         let mut pieces: Vec<Part<'a>> = Vec::with_capacity(range.len());
         let mut outputs: Vec<Home> = Vec::new();
@@ -188,14 +254,13 @@ impl<'a> Passes<'a> {
             pieces.push(part);
         }
         let output = pieces.last().map(|last| placed(last.form, &last.form.outputs)).unwrap_or_default();
-        let mut passes = Self {
+        Self {
             stage,
             states,
             slice,
             pieces,
             input,
             output,
-            outputs,
             saved: BTreeMap::new(),
             saved_end: Bytes::ZERO,
             held_end: Bytes::ZERO,
@@ -206,13 +271,18 @@ impl<'a> Passes<'a> {
             recomputed_end: Bytes::ZERO,
             pending: BTreeMap::new(),
             pending_end: Bytes::ZERO,
-        };
-        passes.place_kept(wanted.splits());
-        if wanted.fused && !wanted.splits() {
-            passes.apart = passes.pieces.len().saturating_sub(wanted.recompute);
-            passes.place_recomputed();
         }
-        passes
+    }
+
+    /// What goes out of the piece before a position.
+    fn exit(&self, end: usize, region: Region) -> Exit {
+        let last = end.checked_sub(1).and_then(|position| Some((position, self.pieces.get(position)?)));
+        let values = last.into_iter().flat_map(|(position, part)| {
+            let home = move |&output: &ValueId| part.home(position, part.form.origin(output));
+            let places = placed(part.form, &part.form.outputs);
+            part.form.outputs.iter().map(home).zip(places).map(|(home, (ty, place))| (home, ty, place))
+        });
+        Exit { region, values: values.collect() }
     }
 
     /// The earlier slices whose state this one reads, each once.
@@ -255,7 +325,9 @@ impl<'a> Passes<'a> {
             output: self.output.iter().map(|(ty, _)| ty.clone()).collect(),
             state: self.states[self.slice].end,
             seen_until: self.slice,
-            forward: self.forward().finish(&format!("forward_{name}")),
+            forward: self
+                .forward(&[self.exit(self.pieces.len(), Region::Output)])
+                .finish(&format!("forward_{name}")),
             backward,
         }
     }
@@ -413,17 +485,18 @@ impl<'a> Passes<'a> {
         self.stage.parameters[self.stage.positions[&part.piece.parameters[slot]]]
     }
 
-    fn forward(&self) -> Pass {
+    fn forward(&self, exits: &[Exit]) -> Pass {
         let mut pass = self.pass(program::Pass::F);
         let mut made: BTreeMap<Home, StorageId> = BTreeMap::new();
         // An output that nothing else claims is written where it goes out.
-        for (number, &home) in self.outputs.iter().enumerate() {
-            if let Home::Made(..) = home
-                && !self.saved.contains_key(&home)
-                && !self.stored.contains_key(&home)
-            {
-                let place = self.output[number].1;
-                made.entry(home).or_insert_with(|| pass.fixed(Region::Output, place));
+        for exit in exits {
+            for &(home, _, place) in &exit.values {
+                if let Home::Made(..) = home
+                    && !self.saved.contains_key(&home)
+                    && !self.stored.contains_key(&home)
+                {
+                    made.entry(home).or_insert_with(|| pass.fixed(exit.region, place));
+                }
             }
         }
         for (&home, &place) in &self.stored {
@@ -461,13 +534,14 @@ impl<'a> Passes<'a> {
             }
         }
         // What goes out and is needed here too, or only passes by, is copied.
-        for (number, &home) in self.outputs.iter().enumerate() {
-            let (ty, place) = &self.output[number];
-            let from = pass.tensor(made[&home], ty);
-            let to = pass.fixed(Region::Output, *place);
-            if pass.place(made[&home]) != pass.place(to) {
-                let to = pass.tensor(to, ty);
-                pass.copy(from, to);
+        for exit in exits {
+            for (home, ty, place) in &exit.values {
+                let from = pass.tensor(made[home], ty);
+                let to = pass.fixed(exit.region, *place);
+                if pass.place(made[home]) != pass.place(to) {
+                    let to = pass.tensor(to, ty);
+                    pass.copy(from, to);
+                }
             }
         }
         pass

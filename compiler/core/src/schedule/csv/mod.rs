@@ -32,6 +32,8 @@ pub enum CsvError {
     Slices(u32),
     /// Several copies of the pipeline.
     Copies(u32),
+    /// A cut for each direction.
+    Cuts,
     /// A recomputation; without it the schedule needs more memory.
     Recomputation(Unit),
     /// A part of weight gradients; a whole W stands for all parts.
@@ -76,6 +78,9 @@ impl fmt::Display for CsvError {
             ),
             Self::Copies(copies) => {
                 write!(f, "the file numbers the stages of one pipeline, and there are {copies} copies")
+            }
+            Self::Cuts => {
+                f.write_str("the file has one number for a stage, and there is a cut for each direction")
             }
             Self::Recomputation(unit) => write!(f, "the file has no word for R {unit}"),
             Self::Part(unit) => write!(f, "the file has no word for parts of W {unit}"),

@@ -24,6 +24,9 @@ pub fn write(
     if problem.copies() != 1 {
         return Err(CsvError::Copies(problem.copies()));
     }
+    if problem.forward_stages().is_some() {
+        return Err(CsvError::Cuts);
+    }
     let said = schedule.devices.values().map(|steps| said(problem, steps, lossy));
     let devices: IdVec<DeviceId, Vec<Step>> = said.collect::<Result<Vec<_>, _>>()?.into();
     if let Some((device, _)) = devices.iter().find(|(_, steps)| steps.is_empty()) {

@@ -12,6 +12,8 @@ pub(super) fn problem_for(policy: Policy, p: u32, v: u32, s: u32, n: u32) -> Pro
         Policy::DualPipe | Policy::Chimera => 1,
         Policy::ZbV | Policy::VHalf | Policy::VMin | Policy::DualPipeV => 2,
         Policy::Hanayo => 2 * v,
+        // It has no order for a problem of one cut.
+        Policy::SPipe => v,
         Policy::Auto(_) => v,
     };
     Problem::uniform(policy.placement(), p, chunks, n, s).unwrap()

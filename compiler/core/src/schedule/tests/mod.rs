@@ -9,6 +9,7 @@ mod grids;
 mod laws;
 mod monotony;
 mod properties;
+mod spipe;
 
 use super::*;
 use pipec_program::id::Id;

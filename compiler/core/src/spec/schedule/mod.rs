@@ -78,6 +78,20 @@ pub enum Schedule {
         /// Waves w, of two stages per device each.
         waves: u32,
     },
+    /// All micro-batches of a stage before the next stage of the device, with state on the host (Feng et al. 2023).
+    Mobius {
+        /// Stages per device v.
+        virtual_stages: u32,
+    },
+    /// The same with a cut of its own for each direction, so that both travel the devices the same way (Ryu et al. 2025).
+    SPipe {
+        /// Forward stages per device.
+        forward: u32,
+        /// Backward stages per device; as many as make them as long as forward stages without it.
+        backward: Option<u32>,
+        /// Whether the host updates a stage as soon as its gradients are there, or all of them at the end.
+        updates: Updates,
+    },
     /// The fastest order that is found.
     Auto {
         /// Stages per device v.
@@ -98,6 +112,15 @@ pub enum Schedule {
         /// Where its stages stand.
         placement: Placement,
     },
+}
+
+/// When the host updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Updates {
+    /// A stage when its gradients are there.
+    Async,
+    /// All stages when the last gradients are there.
+    Sync,
 }
 
 /// How many units may be alive on a device.
@@ -174,6 +197,8 @@ impl Schedule {
             Self::DualPipeV => "dualpipe_v",
             Self::Chimera => "chimera",
             Self::Hanayo { .. } => "hanayo",
+            Self::Mobius { .. } => "mobius",
+            Self::SPipe { .. } => "spipe",
             Self::Auto { .. } => "auto",
             Self::From { .. } => "from",
         }
@@ -197,6 +222,8 @@ impl Schedule {
             | Self::Svpp { virtual_stages, .. }
             | Self::Auto { virtual_stages, .. }
             | Self::From { virtual_stages, .. } => virtual_stages,
+            Self::Mobius { virtual_stages } => virtual_stages,
+            Self::SPipe { forward, .. } => forward,
             Self::Hanayo { waves } => waves.saturating_mul(2),
         }
     }
@@ -222,7 +249,35 @@ impl Schedule {
             | Self::DualPipe
             | Self::DualPipeV
             | Self::Chimera
-            | Self::Hanayo { .. } => 1,
+            | Self::Hanayo { .. }
+            | Self::Mobius { .. }
+            | Self::SPipe { .. } => 1,
+        }
+    }
+
+    /// Whether the schedule is made for state on the host.
+    pub fn is_of_host(self) -> bool {
+        match self {
+            Self::Mobius { .. } | Self::SPipe { .. } => true,
+            Self::GPipe
+            | Self::OneFOneB
+            | Self::Interleaved { .. }
+            | Self::BreadthFirst { .. }
+            | Self::TeraPipe { .. }
+            | Self::Seq1F1B { .. }
+            | Self::SlimPipe { .. }
+            | Self::Svpp { .. }
+            | Self::ZbH1
+            | Self::ZbH2
+            | Self::ZbV
+            | Self::VHalf
+            | Self::VMin
+            | Self::DualPipe
+            | Self::DualPipeV
+            | Self::Chimera
+            | Self::Hanayo { .. }
+            | Self::Auto { .. }
+            | Self::From { .. } => false,
         }
     }
 
@@ -242,6 +297,8 @@ impl Schedule {
             | Self::Svpp { .. }
             | Self::ZbH1
             | Self::ZbH2
+            | Self::Mobius { .. }
+            | Self::SPipe { .. }
             | Self::Auto { .. } => Placement::Loop,
         }
     }
@@ -253,7 +310,17 @@ impl Schedule {
             Self::Interleaved { virtual_stages, group } => {
                 format!("{name} virtual {virtual_stages} group {group}")
             }
-            Self::BreadthFirst { virtual_stages } => format!("{name} virtual {virtual_stages}"),
+            Self::BreadthFirst { virtual_stages } | Self::Mobius { virtual_stages } => {
+                format!("{name} virtual {virtual_stages}")
+            }
+            Self::SPipe { forward, backward, updates } => {
+                let updates = match updates {
+                    Updates::Async => "async",
+                    Updates::Sync => "sync",
+                };
+                let backward = backward.map_or("auto".to_owned(), |backward| backward.to_string());
+                format!("{name} forward {forward} backward {backward} optimizer {updates}")
+            }
             Self::TeraPipe { slices } => format!("{name} slices {slices}"),
             Self::Seq1F1B { virtual_stages, slices } | Self::SlimPipe { virtual_stages, slices } => {
                 format!("{name} virtual {virtual_stages} slices {slices}")

@@ -1,6 +1,6 @@
 //! Reading a schedule and its options, or the name of the file that gives it.
 
-use super::{InFlight, MemoryLimit, Placement, Schedule, WeightGrads};
+use super::{InFlight, MemoryLimit, Placement, Schedule, Updates, WeightGrads};
 use crate::spec::Origin;
 use crate::spec::constant::{Constant, Environment, Kind, Settings, wrong_kind};
 use crate::spec::number::Dimension;
@@ -10,7 +10,7 @@ use pipe_grammar::diagnostic::{Code, Diagnostic, suggest};
 use pipec_program::Bytes;
 
 /// The schedules by their names.
-const NAMES: [&str; 18] = [
+const NAMES: [&str; 20] = [
     "gpipe",
     "one_f_one_b",
     "interleaved",
@@ -28,6 +28,8 @@ const NAMES: [&str; 18] = [
     "dualpipe_v",
     "chimera",
     "hanayo",
+    "mobius",
+    "spipe",
     "auto",
 ];
 
@@ -42,7 +44,7 @@ const RENAMED: [(&str, &str); 6] = [
 ];
 
 /// Schedules of the literature that pipec does not have.
-const UNAVAILABLE: [&str; 3] = ["spipe", "pipedream", "bitpipe"];
+const UNAVAILABLE: [&str; 2] = ["pipedream", "bitpipe"];
 
 /// A schedule as written, and where its number of slices stands. The group of an interleaved one is the number of devices
 /// where it is not given, which [`Wish::settle`] knows.
@@ -148,6 +150,8 @@ fn keys(name: &str) -> &'static [&'static str] {
         "slimpipe" => &["virtual", "slices"],
         "svpp" => &["virtual", "slices", "cut", "in_flight", "bias", "weight_grads"],
         "hanayo" => &["waves"],
+        "mobius" => &["virtual"],
+        "spipe" => &["forward", "backward", "optimizer"],
         "auto" => &["virtual", "slices", "cut", "memory", "effort"],
         _ => &[],
     }
@@ -165,6 +169,8 @@ fn quoted(name: &'static str) -> &'static str {
         "slimpipe" => "`slimpipe`",
         "svpp" => "`svpp`",
         "hanayo" => "`hanayo`",
+        "mobius" => "`mobius`",
+        "spipe" => "`spipe`",
         "auto" => "`auto`",
         _ => "the schedule",
     }
@@ -223,6 +229,12 @@ impl Options<'_> {
             "dualpipe_v" => Schedule::DualPipeV,
             "chimera" => Schedule::Chimera,
             "hanayo" => Schedule::Hanayo { waves: self.count("waves", 1, report)? },
+            "mobius" => Schedule::Mobius { virtual_stages: self.required("virtual", "2", report)? },
+            "spipe" => {
+                let (forward, backward) = (self.count("forward", 2, report), self.backward(report));
+                let updates = self.updates(report);
+                Schedule::SPipe { forward: forward?, backward: backward?, updates: updates? }
+            }
             "auto" => {
                 let (chunks, slices) = (self.count("virtual", 1, report), self.count("slices", 1, report));
                 let effort = match self.block.get("effort") {
@@ -261,6 +273,27 @@ impl Options<'_> {
     /// A number of at least 1, or the usual one.
     fn count(&self, key: &str, usual: u32, report: &mut Report) -> Option<u32> {
         self.block.get(key).map_or(Some(usual), |value| small(value, 1, report))
+    }
+
+    /// The backward stages of a device; none for `auto`.
+    fn backward(&self, report: &mut Report) -> Option<Option<u32>> {
+        match self.block.get("backward") {
+            None => Some(None),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "auto" => Some(None),
+            Some(value) => small(value, 1, report).map(Some),
+        }
+    }
+
+    fn updates(&self, report: &mut Report) -> Option<Updates> {
+        match self.block.get("optimizer") {
+            None => Some(Updates::Async),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "async" => Some(Updates::Async),
+            Some(Constant { kind: Kind::Word(word), .. }) if word == "sync" => Some(Updates::Sync),
+            Some(value) => {
+                wrong_kind(value, "`async` or `sync`", report);
+                None
+            }
+        }
     }
 
     fn in_flight(&self, report: &mut Report) -> Option<InFlight> {
@@ -364,6 +397,8 @@ impl Options<'_> {
             | Schedule::DualPipeV
             | Schedule::Chimera
             | Schedule::Hanayo { .. }
+            | Schedule::Mobius { .. }
+            | Schedule::SPipe { .. }
             | Schedule::Auto { .. }
             | Schedule::From { .. } => return,
         };

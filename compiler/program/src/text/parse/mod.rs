@@ -118,7 +118,15 @@ impl Parser {
                 name: String::new(),
                 compiler: String::new(),
                 inputs: String::new(),
-                batch: Batch { micro_batches: 0, sequences: 0, tokens: 0, slices: 0, stages: 0, copies: 0 },
+                batch: Batch {
+                    micro_batches: 0,
+                    sequences: 0,
+                    tokens: 0,
+                    slices: 0,
+                    stages: 0,
+                    forward: 0,
+                    copies: 0,
+                },
                 slices: IdVec::new(),
                 training: Training {
                     steps: None,

@@ -46,11 +46,19 @@ pub(super) fn batch(c: &mut Cursor<'_>) -> Parsed<(Batch, IdVec<Slice, u32>)> {
     let lengths: IdVec<Slice, u32> = c.list(Cursor::number32)?.into();
     key(c, false, "stages")?;
     let stages = c.number32()?;
-    key(c, false, "copies")?;
+    c.expect(",")?;
+    let forward = if c.eat_word("forward") {
+        let forward = c.number32()?;
+        c.expect(",")?;
+        forward
+    } else {
+        0
+    };
+    key(c, true, "copies")?;
     let copies = c.number32()?;
     c.expect("}")?;
     let slices = u32::try_from(lengths.len()).unwrap_or(u32::MAX);
-    Ok((Batch { micro_batches, sequences, tokens, slices, stages, copies }, lengths))
+    Ok((Batch { micro_batches, sequences, tokens, slices, stages, forward, copies }, lengths))
 }
 
 pub(super) fn training(c: &mut Cursor<'_>, training: &mut Training) -> Parsed<()> {
@@ -153,7 +161,18 @@ fn device(c: &mut Cursor<'_>) -> Parsed<Device> {
         rates.push((dtype, FlopsPerSecond(c.quantity(FLOPS_PER_SECOND)?)));
     }
     c.expect("}")?;
-    Ok(Device { name, memory, host_memory, bandwidth, host_bandwidth, upload, download, rates, threads, host_threads })
+    Ok(Device {
+        name,
+        memory,
+        host_memory,
+        bandwidth,
+        host_bandwidth,
+        upload,
+        download,
+        rates,
+        threads,
+        host_threads,
+    })
 }
 
 fn link(c: &mut Cursor<'_>) -> Parsed<Link> {

@@ -82,6 +82,9 @@ fn run(w: &mut Writer, program: &Program, lines: &mut Lines) {
         w.number(tokens);
     });
     w.put(", stages ").number(batch.stages);
+    if batch.forward > 0 {
+        w.put(", forward ").number(batch.forward);
+    }
     lines.batch = w.put(", copies ").number(batch.copies).put(" }").end();
     let training = &program.training;
     w.put("training { ");
