@@ -26,10 +26,11 @@ use std::path::PathBuf;
 const STAGES: [&str; 6] = ["errors", "graph", "plan", "program", "schedule", "timeline"];
 
 /// Cases of `errors` that are also drawn.
-const DRAWN: [&str; 8] = [
+const DRAWN: [&str; 9] = [
     "cyclic_use",
     "device_mismatch",
     "fault_in_a_used_file",
+    "host_out_of_memory",
     "missing_argument",
     "out_of_memory",
     "several_faults_of_form",

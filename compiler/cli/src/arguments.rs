@@ -386,6 +386,9 @@ pub struct ScheduleArguments {
     /// Stages of each device, of each copy of the pipeline; with `auto` the most. What a policy is made for without it.
     #[arg(long = "virtual", value_name = "V")]
     pub virtual_stages: Option<u32>,
+    /// `spipe`: backward stages of each device; three for every forward stage without it.
+    #[arg(long, value_name = "V")]
+    pub backward: Option<u32>,
     /// Slices of a sequence; with `auto` the most.
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub slices: u32,

@@ -9,8 +9,8 @@ use crate::report::Reporter;
 use crate::show;
 use pipec_compiler::schedule::csv::{self, Dialect};
 use pipec_compiler::schedule::{
-    Effort, Execution, PlaceName, Placement, Policy, Problem, Report, Scale, Schedule, ScheduleFile, Svpp,
-    Table, Violation, WeightGrads, execute, explore, order, verify,
+    Cost, Effort, Execution, PlaceName, Placement, Policy, Problem, Report, Scale, Schedule, ScheduleFile,
+    Svpp, Table, Violation, WeightGrads, execute, explore, order, verify,
 };
 use std::path::Path;
 
@@ -23,6 +23,9 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
     }
     if arguments.policy == "all" {
         return compare::table(arguments, reporter);
+    }
+    if arguments.policy == "spipe" {
+        return two_cuts(arguments, reporter);
     }
     let Ordered { file, problem, scale, schedule } = ordered(arguments, reporter)?;
     if let Some(dialect) = arguments.csv {
@@ -45,6 +48,48 @@ pub(super) fn execute_policy(arguments: &ScheduleArguments, reporter: Reporter) 
         println!("{}", show::order_grid(&problem, &schedule, &execution));
     }
     print!("{}", show::order_summary(&report));
+    Ok(())
+}
+
+/// SPipe's order, which no file holds. A part of the model that is as large as a forward stage takes F, R and BW.
+fn two_cuts(arguments: &ScheduleArguments, reporter: Reporter) -> Result<(), Failure> {
+    /// Parts of a unit of time.
+    const PARTS: f64 = 1000.0;
+    if arguments.json || arguments.csv.is_some() || arguments.problem.is_some() {
+        let message = "files have one number for a stage, and `spipe` has a cut for each direction";
+        return Err(Failure::usage(reporter, message));
+    }
+    if arguments.slices != 1 {
+        return Err(Failure::usage(reporter, "`spipe` does not slice sequences"));
+    }
+    let costs = sizes(arguments, None, reporter)?.costs;
+    let forward = arguments.virtual_stages.unwrap_or(2);
+    let backward = arguments.backward.unwrap_or(forward.saturating_mul(3));
+    let of = |table: &Option<Table>, usual: f64, parts: u32| {
+        let time = if let Some(Table::Everywhere(time)) = table { *time } else { usual };
+        (time * PARTS * f64::from(parts)).round() as u64
+    };
+    // A backward stage is as many parts of the model as there are forward stages, and the other way round.
+    let ahead = Cost { forward: of(&costs.forward, 1.0, backward), activations: 0, ..Cost::UNIT };
+    let back = Cost {
+        recompute: of(&costs.recompute, 1.0, forward),
+        backward: of(&costs.backward, 2.0, forward),
+        ..Cost::UNIT
+    };
+    let told = |message: String| Failure::usage(reporter, message);
+    let problem =
+        Problem::two_cuts(arguments.devices, [forward, backward], arguments.microbatches, [ahead, back]);
+    let mut problem = problem.map_err(|error| told(error.to_string()))?;
+    problem.delay = (costs.comm.unwrap_or(0.0) * PARTS * f64::from(backward)).round() as u64;
+    let schedule = order(Policy::SPipe, &problem)
+        .map_err(|refusal| told(format!("`spipe` has no order for this: {refusal}")))?;
+    if let Some(broken) = verify(&problem, &schedule).first() {
+        return Err(internal(reporter, broken));
+    }
+    let execution = executed(&problem, &schedule, reporter)?;
+    println!("{}", show::order_grid(&problem, &schedule, &execution));
+    let makespan = execution.makespan() as f64 / PARTS / f64::from(backward);
+    print!("{}", show::order_times(makespan, &execution));
     Ok(())
 }
 

@@ -22,7 +22,7 @@ mod tests;
 
 pub use grid::{Scale, grid};
 pub use json::{JsonError, json, timeline_from_json};
-pub use order::{order_grid, order_summary};
+pub use order::{order_grid, order_summary, order_times};
 pub use plot::{Curve, Point, memory_plot};
 pub use profile::{profile_from_json, profile_json};
 pub use schedule::schedule_json;

@@ -58,6 +58,16 @@ pub fn order_summary(report: &Report) -> String {
     )
 }
 
+/// `makespan 35, bubble 8.6 %`: a makespan in units of the user, and the idle time of an execution.
+pub fn order_times(makespan: f64, execution: &Execution) -> String {
+    format!(
+        "makespan {}, bubble {}, window bubble {}\n",
+        short(makespan),
+        percent(execution.bubble()),
+        percent(execution.window_bubble())
+    )
+}
+
 /// A number with at most four digits after the point.
 pub(super) fn short(number: f64) -> String {
     let text = format!("{number:.4}");

@@ -2,9 +2,9 @@
 
 use super::arena::Arena;
 use super::sum;
-use crate::spec::{Origins, Spec};
+use crate::spec::{Cluster, Origins, Spec, State};
 use pipe_grammar::diagnostic::{Code, Diagnostic};
-use pipec_program::id::IdVec;
+use pipec_program::id::{Id, IdVec};
 use pipec_program::{Bytes, Category, DeviceId};
 
 /// One error for the device that lacks most, if any does; or for the host that does.
@@ -14,16 +14,17 @@ pub(super) fn check(
     arenas: &IdVec<DeviceId, Arena>,
     hosts: &IdVec<DeviceId, Arena>,
 ) -> Option<Diagnostic> {
-    device(spec, origins, arenas).or_else(|| host(origins, hosts))
+    device(spec, origins, arenas).or_else(|| host(&spec.cluster, origins, hosts))
 }
 
 /// A host that holds less than it is given.
-fn host(origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
+fn host(cluster: &Cluster, origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
     let short = hosts.iter().filter(|(_, arena)| arena.end > arena.capacity);
     let (device, arena) =
         short.max_by_key(|(id, arena)| (arena.end - arena.capacity, std::cmp::Reverse(*id)))?;
+    let (node, devices) = node(cluster, device);
     let message = format!(
-        "the host of device {device} needs {} and has {} for each device: {} too little",
+        "the host of {device}, on node {node}, needs {} and has {} for each of {devices} devices: {} too little",
         arena.end,
         arena.capacity,
         arena.end - arena.capacity
@@ -31,14 +32,28 @@ fn host(origins: &Origins, hosts: &IdVec<DeviceId, Arena>) -> Option<Diagnostic>
     let parts = arena.fixed.iter().map(|(category, bytes)| format!("{} {bytes}", category.name()));
     let offloaded = (arena.packed > Bytes::ZERO).then(|| format!("offloaded {}", arena.packed));
     let parts: Vec<String> = parts.chain(offloaded).collect();
+    // Rounded up to what a file would say.
+    let mebibytes = (arena.end.0 * u64::from(devices)).div_ceil(1 << 20);
     let help = if arena.fixed.is_empty() {
-        "offload a smaller part, or use a cluster whose hosts have more memory"
+        format!("offload a smaller part, or use hosts with {mebibytes} MiB")
     } else {
-        "use more nodes, or a cluster whose hosts have more memory"
+        format!("hosts with {mebibytes} MiB would do; or use more nodes, each of which has less")
     };
     let origin = origins.cluster;
     let error = Diagnostic::error(origin.source, Code::OutOfMemory, message);
     Some(error.at(origin.span, parts.join(", ")).help(help))
+}
+
+/// The node of a device, and how many devices it has.
+fn node(cluster: &Cluster, device: DeviceId) -> (usize, u32) {
+    let mut before = 0;
+    for (number, node) in cluster.nodes.iter().enumerate() {
+        before += node.devices as usize;
+        if device.index() < before {
+            return (number, node.devices);
+        }
+    }
+    (0, 1)
 }
 
 fn device(spec: &Spec, origins: &Origins, arenas: &IdVec<DeviceId, Arena>) -> Option<Diagnostic> {
@@ -92,8 +107,13 @@ fn way_out(spec: &Spec, arenas: &IdVec<DeviceId, Arena>) -> String {
     match smaller {
         Some(each) => format!("a micro-batch of {each} instead of {sequences} would fit"),
         None if arenas.values().any(|arena| state(arena) > arena.capacity) => {
+            let host = match spec.pipeline.state {
+                State::Device => ", or `state: host`",
+                State::HostOptimizer => ", or `state: host` without `weights: device`",
+                State::Host => "",
+            };
             format!(
-                "weights, gradients and optimizer alone take {largest}: use more stages, or devices with more memory"
+                "weights, gradients and optimizer alone take {largest}: use more stages, or devices with more memory{host}"
             )
         }
         None => {

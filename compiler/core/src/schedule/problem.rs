@@ -246,6 +246,41 @@ impl Problem {
         Self::new(copies, placed.collect(), micro_batches, slices, costs)
     }
 
+    /// A problem of two cuts into equal stages, `forward` and `backward` of them on each device, placed so that both directions travel the
+    /// devices the same way (Ryu et al. 2025, section 3): forward stage g on device `g mod p`, backward stage h on `p - 1 - h mod p`.
+    ///
+    /// # Errors
+    /// Sizes of 0 or beyond what tables hold.
+    pub fn two_cuts(
+        devices: u32,
+        [forward, backward]: [u32; 2],
+        micro_batches: u32,
+        [of_forward, of_backward]: [Cost; 2],
+    ) -> Result<Self, ProblemError> {
+        let stages = u64::from(devices) * (u64::from(forward) + u64::from(backward));
+        if stages > MOST_UNITS {
+            return Err(ProblemError::TooLarge);
+        }
+        if forward == 0 || backward == 0 {
+            return Err(ProblemError::Zero("stage"));
+        }
+        let (ahead, back) = (devices * forward, devices * backward);
+        let on = |device: u32| {
+            let ahead_of = (0..forward).map(move |chunk| StageId(chunk * devices + device));
+            let back_of =
+                (0..backward).map(move |chunk| StageId(ahead + chunk * devices + (devices - 1 - device)));
+            ahead_of.chain(back_of).collect::<Vec<_>>()
+        };
+        // Backward stage h begins at h / (p b) of the model, forward stage g ends at (g + 1) / (p f).
+        let source = |stage: u32| {
+            let ends = (u64::from(stage) * u64::from(forward)).div_ceil(u64::from(backward));
+            ends.checked_sub(1).map(|stage| StageId(stage as u32))
+        };
+        let costs = (0..ahead).map(|_| of_forward).chain((0..back).map(|_| of_backward));
+        let problem = Self::new(1, (0..devices).map(on).collect(), micro_batches, 1, costs.collect())?;
+        Ok(problem.with_forward(ahead, (0..back).map(source).collect()))
+    }
+
     /// The same problem where the first `forward` stages are those of the forward cut, and each of the others computes again what the
     /// forward stage in `sources` has passed.
     pub fn with_forward(self, forward: u32, sources: Vec<Option<StageId>>) -> Self {

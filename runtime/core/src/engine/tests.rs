@@ -201,7 +201,7 @@ fn failure(
             if id == DeviceId(device) {
                 return Ok(Box::new(Failing { inner: ReferenceDevice::new(), fault, left, panics }));
             }
-            reference(id, description)
+            reference(id, description, Space::Device)
         });
         let outcome = match made {
             Err(error) => (error, None),

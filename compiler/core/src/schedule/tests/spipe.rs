@@ -22,25 +22,10 @@ impl Pace {
 
 /// Equal stages, `f` forward and `b` backward on each of `p` devices.
 fn two_cuts(p: u32, f: u32, b: u32, n: u32, pace: Pace) -> Problem {
-    let (ahead, back) = (p * f, p * b);
-    let on = |device: u32| {
-        let forward = (0..f).map(move |chunk| StageId(chunk * p + device));
-        let backward = (0..b).map(move |chunk| StageId(ahead + chunk * p + (p - 1 - device)));
-        forward.chain(backward).collect::<Vec<_>>()
-    };
-    // Backward stage h begins at h / (p b) of the model, forward stage g ends at (g + 1) / (p f).
-    let source = |stage: u32| (stage > 0).then(|| StageId((stage * f).div_ceil(b) - 1));
-    let cost = |stage: u32| {
-        let Pace { forward, again, backward } = pace;
-        if stage < ahead {
-            Cost { forward, activations: 0, ..Cost::UNIT }
-        } else {
-            Cost { recompute: again, backward, ..Cost::UNIT }
-        }
-    };
-    let costs = (0..ahead + back).map(cost).collect();
-    let problem = Problem::new(1, (0..p).map(on).collect(), n, 1, costs).unwrap();
-    problem.with_forward(ahead, (0..back).map(source).collect())
+    let Pace { forward, again, backward } = pace;
+    let ahead = Cost { forward, activations: 0, ..Cost::UNIT };
+    let back = Cost { recompute: again, backward, ..Cost::UNIT };
+    Problem::two_cuts(p, [f, b], n, [ahead, back]).unwrap()
 }
 
 /// The end of the last pass of a policy's order.
