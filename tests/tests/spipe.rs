@@ -58,6 +58,23 @@ fn losses_are_those_of_one_device() {
     }
 }
 
+/// The same stages in both directions: nothing but gradients and activations of the next stage leaves a device.
+#[test]
+fn one_cut_for_both_directions_does_the_same() {
+    let (spec, origins) = deep();
+    let expected = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 3);
+    for (devices, virtual_stages) in [(1, 3), (2, 2), (4, 3)] {
+        let spec = hosted(&spec, devices, Schedule::Mobius { virtual_stages });
+        assert_eq!(losses(&spec, &origins, Kind::Cpu, 3), expected, "{devices} {virtual_stages}");
+        let program = Arc::new(compile(&spec, &origins).unwrap().program);
+        touches_what_was_planned(&program, &format!("{devices} {virtual_stages}"));
+        let loads = program.queues.values().flat_map(|queue| &queue.instructions).filter(|instruction| {
+            matches!(instruction, Instruction::Send { work: Work::Stage(StepWork::Load, _), .. })
+        });
+        assert_eq!(loads.count(), 0);
+    }
+}
+
 /// Not only losses: every weight and every moment, whenever the host has updated it.
 #[test]
 fn updates_at_once_leave_the_state_that_updates_at_the_end_leave() {

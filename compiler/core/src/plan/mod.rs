@@ -205,6 +205,9 @@ pub fn plan(spec: &Spec, forms: &Forms, origins: &Origins) -> Result<Plan, Vec<D
         (Schedule::SPipe { forward, backward, .. }, _) => {
             two::cuts(spec, &times, forward, backward, origins).map_err(|error| vec![error])?
         }
+        (Schedule::Mobius { virtual_stages }, _) => {
+            two::same(spec, &times, virtual_stages, origins).map_err(|error| vec![error])?
+        }
         (_, Cut::Balanced) => {
             Cuts::One(cut::balanced(pieces, stages, devices, |range, device| times.both(range, device).0))
         }
@@ -246,7 +249,12 @@ fn placed(spec: &Spec, forms: &Forms, times: &Times, cuts: &Cuts) -> Plan {
                 let device = match part {
                     Part::Both => place(&spec.pipeline, copy, index),
                     Part::Forward => DeviceId::new(index % devices as usize),
-                    Part::Backward => DeviceId::new(devices as usize - 1 - index % devices as usize),
+                    Part::Backward => {
+                        let ahead = index % devices as usize;
+                        // As the forward passes, or so that both directions go round the same way.
+                        let is_same = matches!(schedule, Schedule::Mobius { .. });
+                        DeviceId::new(if is_same { ahead } else { devices as usize - 1 - ahead })
+                    }
                 };
                 let times = times.slices(pieces.clone(), device);
                 let stage = plan.stages.push(Stage { pieces, device, part, times });

@@ -49,6 +49,29 @@ pub(super) fn cuts(
     Ok(Cuts::Two { forward, backward })
 }
 
+/// The same stages in both directions, so many on each device, each computed again from its input (Feng et al. 2023). The last one is
+/// computed by its backward passes alone.
+///
+/// # Errors
+/// More stages than pieces.
+pub(super) fn same(
+    spec: &Spec,
+    times: &Times,
+    virtual_stages: u32,
+    origins: &Origins,
+) -> Result<Cuts, Diagnostic> {
+    let devices = spec.pipeline.devices.max(1) as usize;
+    let pieces = spec.model.pieces.len();
+    let stages = devices * virtual_stages as usize;
+    if stages > pieces {
+        return Err(too_many("virtual", stages, pieces, devices, origins));
+    }
+    let back = |range: Range<usize>, device: DeviceId| times.both(range, device).0;
+    let backward = cut::balanced(pieces, stages, stages, back);
+    let forward = backward[..stages].to_vec();
+    Ok(Cuts::Two { forward, backward })
+}
+
 fn too_many(which: &str, stages: usize, pieces: usize, devices: usize, origins: &Origins) -> Diagnostic {
     let origin = origins.schedule;
     let error = Diagnostic::error(

@@ -139,9 +139,7 @@ impl Policy {
             spec::Schedule::DualPipeV => Self::DualPipeV,
             spec::Schedule::Chimera => Self::Chimera,
             spec::Schedule::Hanayo { .. } => Self::Hanayo,
-            // All micro-batches pass a stage before the next.
-            spec::Schedule::Mobius { .. } => Self::GPipe,
-            spec::Schedule::SPipe { .. } => Self::SPipe,
+            spec::Schedule::Mobius { .. } | spec::Schedule::SPipe { .. } => Self::SPipe,
             spec::Schedule::Auto { virtual_stages: _, slices: _, memory: _, effort } => {
                 Self::Auto(match effort {
                     0 => Effort::Least,

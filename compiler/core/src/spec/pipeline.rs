@@ -403,7 +403,7 @@ pub(super) fn pipeline(
     (report.errors() == errors).then_some(pipeline)
 }
 
-/// Schedules for state on the host are for nothing else, and one with two cuts computes every stage again.
+/// Schedules for state on the host are for nothing else, and compute every stage again.
 fn check_home(wished: &Wished, schedule: Schedule, state: State, report: &mut Report) {
     let name = schedule.name();
     let error = |place: Origin, code: Code, message: String, help: String| {
@@ -437,27 +437,26 @@ fn check_home(wished: &Wished, schedule: Schedule, state: State, report: &mut Re
         let help = format!("leave out `state`, or write `schedule: {of_layer} {{ virtual: 2 }}`");
         report.push(error(wished.origins.state, Code::Conflict, message, help));
     }
-    if !matches!(schedule, Schedule::SPipe { .. }) {
-        return;
-    }
     if wished.recompute != Recompute::default() {
-        let message = "`spipe` computes every stage again from its input".to_owned();
+        let message = format!("`{name}` computes every stage again from its input");
         let help = "leave out `recompute`".to_owned();
         report.push(error(wished.origins.recompute, Code::NoEffect, message, help));
     }
     if wished.offload != Offload::None {
-        let message = "under `spipe` nothing is kept from the forward to the backward pass".to_owned();
+        let message = format!("under `{name}` nothing is kept from the forward to the backward pass");
         let help = "leave out `offload`".to_owned();
         report.push(error(wished.origins.offload, Code::NoEffect, message, help));
     }
     if wished.replicas > 1 {
-        let message = format!("`spipe` runs one replica of the pipeline, not {}", wished.replicas);
-        let help = "leave out `data_parallel`, or take `schedule: mobius { virtual: 2 }`".to_owned();
+        let message = format!("`{name}` runs one replica of the pipeline, not {}", wished.replicas);
+        let help = format!(
+            "leave out `data_parallel`, or take `schedule: {of_layer} {{ virtual: 2 }}, state: host`"
+        );
         report.push(error(wished.origins.replicas, Code::Unsupported, message, help));
     }
     if wished.layers.is_some() {
-        let message = "`spipe` has a cut for each direction, both balanced by time".to_owned();
-        let help = "leave out `layers`, and say how many stages with `forward` and `backward`".to_owned();
+        let message = format!("the stages of `{name}` are cut by time");
+        let help = "leave out `layers`".to_owned();
         report.push(error(wished.origins.layers, Code::Unsupported, message, help));
     }
 }
