@@ -64,7 +64,7 @@ fn one_cut_for_both_directions_does_the_same() {
     let (spec, origins) = deep();
     let expected = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 3);
     for (devices, virtual_stages) in [(1, 3), (2, 2), (4, 3)] {
-        let spec = hosted(&spec, devices, Schedule::Mobius { virtual_stages });
+        let spec = hosted(&spec, devices, Schedule::Mobius { virtual_stages, updates: Updates::Async });
         assert_eq!(losses(&spec, &origins, Kind::Cpu, 3), expected, "{devices} {virtual_stages}");
         let program = Arc::new(compile(&spec, &origins).unwrap().program);
         touches_what_was_planned(&program, &format!("{devices} {virtual_stages}"));

@@ -143,7 +143,11 @@ pub fn lower(
     };
     let mut buffers = Buffers::new(plan, stages, &shards, needs(spec, plan));
     let updates =
-        if let Policy::SPipe { updates, .. } = spec.pipeline.schedule { updates } else { Updates::Async };
+        if let Policy::SPipe { updates, .. } | Policy::Mobius { updates, .. } = spec.pipeline.schedule {
+            updates
+        } else {
+            Updates::Async
+        };
     let (state, late) = (spec.pipeline.state, late(plan, stages));
     let rooms = buffers.rooms(Space::Device, &devices);
     let ways = (&devices, &wires.links);

@@ -205,7 +205,7 @@ pub fn plan(spec: &Spec, forms: &Forms, origins: &Origins) -> Result<Plan, Vec<D
         (Schedule::SPipe { forward, backward, .. }, _) => {
             two::cuts(spec, &times, forward, backward, origins).map_err(|error| vec![error])?
         }
-        (Schedule::Mobius { virtual_stages }, _) => {
+        (Schedule::Mobius { virtual_stages, .. }, _) => {
             two::same(spec, &times, virtual_stages, origins).map_err(|error| vec![error])?
         }
         (_, Cut::Balanced) => {

@@ -82,6 +82,8 @@ pub enum Schedule {
     Mobius {
         /// Stages per device v.
         virtual_stages: u32,
+        /// When the host updates.
+        updates: Updates,
     },
     /// The same with a cut of its own for each direction, so that both travel the devices the same way (Ryu et al. 2025).
     SPipe {
@@ -89,7 +91,7 @@ pub enum Schedule {
         forward: u32,
         /// Backward stages per device; as many as make them as long as forward stages without it.
         backward: Option<u32>,
-        /// Whether the host updates a stage as soon as its gradients are there, or all of them at the end.
+        /// When the host updates.
         updates: Updates,
     },
     /// The fastest order that is found.
@@ -166,6 +168,16 @@ pub enum Placement {
     Bidirectional,
 }
 
+impl Updates {
+    /// The spelling in the language.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Async => "async",
+            Self::Sync => "sync",
+        }
+    }
+}
+
 impl Placement {
     /// Copies of the pipeline.
     pub fn copies(self) -> u32 {
@@ -222,7 +234,7 @@ impl Schedule {
             | Self::Svpp { virtual_stages, .. }
             | Self::Auto { virtual_stages, .. }
             | Self::From { virtual_stages, .. } => virtual_stages,
-            Self::Mobius { virtual_stages } => virtual_stages,
+            Self::Mobius { virtual_stages, .. } => virtual_stages,
             Self::SPipe { forward, .. } => forward,
             Self::Hanayo { waves } => waves.saturating_mul(2),
         }
@@ -310,14 +322,12 @@ impl Schedule {
             Self::Interleaved { virtual_stages, group } => {
                 format!("{name} virtual {virtual_stages} group {group}")
             }
-            Self::BreadthFirst { virtual_stages } | Self::Mobius { virtual_stages } => {
-                format!("{name} virtual {virtual_stages}")
+            Self::BreadthFirst { virtual_stages } => format!("{name} virtual {virtual_stages}"),
+            Self::Mobius { virtual_stages, updates } => {
+                format!("{name} virtual {virtual_stages} optimizer {}", updates.name())
             }
             Self::SPipe { forward, backward, updates } => {
-                let updates = match updates {
-                    Updates::Async => "async",
-                    Updates::Sync => "sync",
-                };
+                let updates = updates.name();
                 let backward = backward.map_or("auto".to_owned(), |backward| backward.to_string());
                 format!("{name} forward {forward} backward {backward} optimizer {updates}")
             }

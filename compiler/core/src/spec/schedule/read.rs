@@ -150,7 +150,7 @@ fn keys(name: &str) -> &'static [&'static str] {
         "slimpipe" => &["virtual", "slices"],
         "svpp" => &["virtual", "slices", "cut", "in_flight", "bias", "weight_grads"],
         "hanayo" => &["waves"],
-        "mobius" => &["virtual"],
+        "mobius" => &["virtual", "optimizer"],
         "spipe" => &["forward", "backward", "optimizer"],
         "auto" => &["virtual", "slices", "cut", "memory", "effort"],
         _ => &[],
@@ -229,7 +229,10 @@ impl Options<'_> {
             "dualpipe_v" => Schedule::DualPipeV,
             "chimera" => Schedule::Chimera,
             "hanayo" => Schedule::Hanayo { waves: self.count("waves", 1, report)? },
-            "mobius" => Schedule::Mobius { virtual_stages: self.required("virtual", "2", report)? },
+            "mobius" => {
+                let (chunks, updates) = (self.required("virtual", "2", report), self.updates(report));
+                Schedule::Mobius { virtual_stages: chunks?, updates: updates? }
+            }
             "spipe" => {
                 let (forward, backward) = (self.count("forward", 2, report), self.backward(report));
                 let updates = self.updates(report);
