@@ -32,7 +32,7 @@ def source(row):
     return f"""
 use "{DATA}/clusters.pipe"
 train {{
-    seq: {row['seq']}, global_batch: {batch}, micro_batch: {row['micro_batch']}, precision: f16
+    seq: {row['seq']}, global_batch: {batch}, micro_batch: {row['micro_batch']}, precision: f16, gradients: f16
     optimizer: adamw {{ lr: 1e-4, betas: (0.9, 0.95), eps: 1e-8, weight_decay: 0.1 }}
 }}
 pipeline {{
@@ -66,7 +66,7 @@ def main():
     rows = [row for row in csv.DictReader((DATA / "spipe.csv").open()) if arguments.only in ",".join(row.values())]
     lines = ["| cluster | model | GPUs | seq | system | | published, s | predicted, s | error |",
              "| --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
-    errors, verdicts = {}, []
+    errors, verdicts, pairs = {}, [], {}
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             time, why = predicted(row, pathlib.Path(folder))
@@ -74,6 +74,9 @@ def main():
             published = f"{float(row['elapsed_ms']) / 1e3:.2f}" if fits else "does not fit"
             if row["system"] != "interleaved_1f1b_offload":
                 verdicts.append(fits == (time is not None))
+            place = (row["cluster"], row["model_label"], row["seq"])
+            if fits and time is not None:
+                pairs.setdefault(place, {})[row["system"]] = (float(row["elapsed_ms"]), time)
             error = ""
             if fits and time is not None:
                 share = time / float(row["elapsed_ms"]) - 1
@@ -91,6 +94,10 @@ def main():
         most = max(shares, key=abs)
         summary.append(f"| {cluster} | {name} | {len(shares)} | {100 * mean:.1f} % | {100 * most:+.1f} % |")
     right = f"Whether a row of SPipe or Mobius fits its cards is right in {sum(verdicts)} of {len(verdicts)} rows."
+    both = [pair for pair in pairs.values() if "spipe" in pair and "mobius" in pair]
+    faster = [all(spipe < mobius for spipe, mobius in zip(pair["spipe"], pair["mobius"])) for pair in both
+              if pair["spipe"][0] < pair["mobius"][0]]
+    right += f"\nSPipe is predicted to be faster than Mobius in {sum(faster)} of {len(faster)} cases in which it was."
     print("\n".join(summary + ["", right]))
     if arguments.update:
         head, rest = PAGE.read_text().split("<!-- summary -->", 1)

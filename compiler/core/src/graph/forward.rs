@@ -3,17 +3,18 @@
 //! Heads are only a shape: a value has all its numbers per token in one row, and an operation that works on single
 //! vectors knows how many there are.
 
-use super::{Attention, Expression, Graph, NodeId, Op, Real, Rope, Type, accumulator_type};
+use super::{Attention, Expression, Graph, NodeId, Op, Precision, Real, Rope, Type, accumulator_type};
 use crate::spec::{self, Layer, SlotId, Unary};
 use pipec_program::id::{Id, IdVec};
 use pipec_program::{BinaryOp, DType, UnaryOp};
 use std::collections::BTreeMap;
 
 /// The graph of a layer without its backward pass.
-pub(super) fn forward(layer: &Layer, precision: DType) -> Graph {
+pub(super) fn forward(layer: &Layer, precision: Precision) -> Graph {
     let graph = Graph {
         name: layer.name.clone(),
-        precision,
+        precision: precision.values,
+        gradients: precision.gradients,
         nodes: IdVec::new(),
         forward: 0,
         inputs: Vec::new(),

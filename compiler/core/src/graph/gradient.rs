@@ -4,7 +4,7 @@
 //! gradient of the result is complete; its contributions to the gradients of parameters follow at once, then the gradients
 //! of its operands. A gradient with several contributions is their sum in the order in which they arise.
 
-use super::{Added, Expression, Formula, Graph, NodeId, Op, Rope, Type, accumulator_type};
+use super::{Added, Expression, Formula, Graph, NodeId, Op, Rope, Type};
 use crate::spec::SlotId;
 use pipec_program::BinaryOp;
 use pipec_program::id::Id;
@@ -78,11 +78,11 @@ impl Reverse<'_> {
         let mut name = String::new();
         for &weight in weights {
             let node = &self.graph.nodes[weight];
-            let (Op::Weight(slot), Type::Whole { dtype, shape }) = (&node.op, &node.ty) else {
+            let (Op::Weight(slot), Type::Whole { dtype: _, shape }) = (&node.op, &node.ty) else {
                 unreachable!("an operand for parameters is one")
             };
             slots.push(*slot);
-            types.push(Type::Whole { dtype: accumulator_type(*dtype), shape: shape.clone() });
+            types.push(Type::Whole { dtype: self.graph.gradients, shape: shape.clone() });
             if name.is_empty() {
                 name = format!("d{}", node.name);
             }

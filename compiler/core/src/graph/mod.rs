@@ -18,7 +18,7 @@ pub(crate) mod samples;
 mod tests;
 mod verify;
 
-use crate::spec::{Layer, LayerId, Model, SlotId};
+use crate::spec::{Layer, LayerId, Model, SlotId, Train};
 use pipec_program::DType;
 use pipec_program::id::IdVec;
 use std::fmt;
@@ -31,14 +31,38 @@ pub use verify::verify;
 /// The graphs of all distinct layers.
 pub type Graphs = IdVec<LayerId, Graph>;
 
+/// The element types of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// Of weights and activations.
+    pub values: DType,
+    /// Of the gradients of weights.
+    pub gradients: DType,
+}
+
+impl Precision {
+    /// Those of a training run.
+    pub fn of(train: &Train) -> Self {
+        Self { values: train.precision, gradients: train.gradients }
+    }
+}
+
+impl From<DType> for Precision {
+    /// With gradients in the type of sums over many elements.
+    fn from(values: DType) -> Self {
+        Self { values, gradients: accumulator_type(values) }
+    }
+}
+
 /// The graphs of the layers of a model.
-pub fn graphs(model: &Model, precision: DType) -> Graphs {
+pub fn graphs(model: &Model, precision: impl Into<Precision>) -> Graphs {
+    let precision = precision.into();
     model.layers.values().map(|layer| build(layer, precision)).collect()
 }
 
 /// The forward pass of a layer and both its backward passes.
-pub fn build(layer: &Layer, precision: DType) -> Graph {
-    gradient::differentiate(forward::forward(layer, precision))
+pub fn build(layer: &Layer, precision: impl Into<Precision>) -> Graph {
+    gradient::differentiate(forward::forward(layer, precision.into()))
 }
 
 /// A layer for one micro-batch.
@@ -48,6 +72,8 @@ pub struct Graph {
     pub name: String,
     /// The element type of weights and activations.
     pub precision: DType,
+    /// The element type of the gradients of weights.
+    pub gradients: DType,
     /// The nodes, each after its operands.
     pub nodes: IdVec<NodeId, Node>,
     /// How many nodes belong to the forward pass: the first.
@@ -136,7 +162,7 @@ pub enum Type {
     Tuple(Vec<Type>),
 }
 
-/// The element type of sums over many elements: gradients of weights, statistics of norms.
+/// The element type of sums over many elements: statistics of norms, moments, and gradients of weights unless a run says otherwise.
 pub fn accumulator_type(precision: DType) -> DType {
     match precision {
         DType::F64 => DType::F64,

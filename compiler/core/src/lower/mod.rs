@@ -170,7 +170,7 @@ pub fn lower(
     let gradients = gradients(plan, &buffers, &lifetimes, &places);
     let parameters = place_parameters(spec, plan, stages, &shards, &buffers, &gradients);
     let mut groups = IdVec::new();
-    let dtype = accumulator_type(spec.train.precision);
+    let dtype = spec.train.gradients;
     let reference = Reference { schedule, execution: &execution };
     let ties = ties(plan, dtype, &parameters, &buffers, reference, &mut wires, &mut groups);
     let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
@@ -296,7 +296,7 @@ fn place_parameters(
                 let view = view.filter(|_| shard.parameters.contains(&position))?;
                 Some(part(view, place.moment - shard.start, bytes(accumulator_type(precision))))
             };
-            let of_gradients = bytes(accumulator_type(precision));
+            let of_gradients = bytes(spec.train.gradients);
             copies.push(Placed {
                 weight: part(views.home, place.weight, bytes(precision)),
                 gradient: part(gradients, place.gradient, of_gradients),

@@ -29,10 +29,12 @@ pub(super) fn overlap(stages: &[&[ParameterId]]) -> bool {
 
 /// Moves the stages of a device into common buffers: their functions see windows. Returns the windows.
 pub(super) fn share(stages: &mut [StageFunctions]) -> Vec<Window> {
-    let Some(precision) = stages.first().map(|stage| stage.precision) else { return Vec::new() };
+    let types = stages.first().map(|stage| (stage.precision, stage.gradient));
+    let Some((precision, gradient)) = types else { return Vec::new() };
     let mut seen = BTreeSet::new();
     let all = stages.iter().flat_map(|stage| &stage.parameters).filter(|place| seen.insert(place.parameter));
-    let (places, _) = place_parameters(all.map(|place| (place.parameter, place.elements)), precision);
+    let (places, _) =
+        place_parameters(all.map(|place| (place.parameter, place.elements)), precision, gradient);
     let common: BTreeMap<ParameterId, StageParameter> =
         places.into_iter().map(|place| (place.parameter, place)).collect();
     stages.iter_mut().map(|stage| into_window(stage, &common)).collect()
@@ -62,7 +64,7 @@ fn into_window(stage: &mut StageFunctions, common: &BTreeMap<ParameterId, StageP
         places.iter().map(|place| of(place) + dtype.bytes() * place.elements).max().unwrap_or_default()
     };
     stage.weights = end(|place| place.weight, precision);
-    stage.gradients = end(|place| place.gradient, accumulator_type(precision));
+    stage.gradients = end(|place| place.gradient, stage.gradient);
     stage.moments = end(|place| place.moment, accumulator_type(precision));
     for function in stage.slices.values_mut().flat_map(SliceFunctions::all_mut) {
         for (region, bytes, of) in [

@@ -17,6 +17,7 @@ pub fn form(layer: &Layer, mode: &Mode, extent: Extent<'_>) -> Form {
             None => layer.name.clone(),
         },
         precision: layer.precision,
+        gradients: layer.gradients,
         values: IdVec::new(),
         inputs: Vec::new(),
         outputs: Vec::new(),

@@ -42,6 +42,8 @@ pub struct Layer {
     pub name: String,
     /// The element type of weights and activations.
     pub precision: DType,
+    /// The element type of the gradients of weights.
+    pub gradients: DType,
     /// The modes that no other is at most in time, bytes kept and bytes offloaded; the fastest first, and at least one.
     pub modes: IdVec<ModeId, Mode>,
     /// The number of places that draw random numbers.
@@ -293,9 +295,10 @@ impl Extent<'_> {
 pub struct Form {
     /// The name of the layer.
     pub name: String,
-    /// The element type of weights and activations. Gradients of weights and statistics of norms are f32, or f64 where
-    /// this is.
+    /// The element type of weights and activations. Statistics of norms are f32, or f64 where this is.
     pub precision: DType,
+    /// The element type of the gradients of weights.
+    pub gradients: DType,
     /// The values.
     pub values: IdVec<ValueId, Value>,
     /// What comes in, in order.

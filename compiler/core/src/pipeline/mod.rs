@@ -4,7 +4,7 @@ mod choose;
 mod complain;
 mod reasons;
 
-use crate::graph::{self, Graphs, graphs};
+use crate::graph::{self, Graphs, Precision, graphs};
 use crate::lower::functions::Wanted;
 use crate::lower::{self, Arena, LowerError, Lowered, Stages, lower};
 use crate::mode::{self, Forms, Layers, ModeId, modes};
@@ -171,7 +171,7 @@ fn compiled(
     Means { advise, modes: given }: Means<'_>,
     observer: &mut dyn Observer,
 ) -> Result<Compiled, Error> {
-    let graphs = graphs(&spec.model, spec.train.precision);
+    let graphs = graphs(&spec.model, Precision::of(&spec.train));
     for graph in graphs.values() {
         lawful("graph", graph::verify(graph))?;
     }

@@ -52,6 +52,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             global_batch: 4,
             micro_batch: 1,
             precision: DType::F32,
+            gradients: DType::F32,
             clip_norm: None,
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             optimizer_state: crate::spec::OptimizerState::Copied,
@@ -90,6 +91,7 @@ fn forms(kilobytes: [u64; 3], layers: usize) -> Forms {
         Form {
             name: "layer".to_owned(),
             precision: DType::F32,
+            gradients: DType::F32,
             values: ["x", "y"].map(value).to_vec().into(),
             inputs: Vec::new(),
             outputs: Vec::new(),

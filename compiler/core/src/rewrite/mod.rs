@@ -122,6 +122,7 @@ fn layer_under(
     let layer = Layer {
         name: graph.name.clone(),
         precision: graph.precision,
+        gradients: graph.gradients,
         modes,
         random_sites: graph.random_sites,
         summary,

@@ -396,6 +396,8 @@ pub struct Train {
     pub micro_batch: u64,
     /// The element type of weights, activations and gradients.
     pub precision: DType,
+    /// The element type in which gradients of weights are added up.
+    pub gradients: DType,
     /// The largest global norm of gradients; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The optimizer.

@@ -181,6 +181,9 @@ fn cluster(lines: &mut Lines, cluster: &Cluster) {
 
 fn train(lines: &mut Lines, train: &Train) {
     lines.add(0, format_args!("train: {}", train.precision));
+    if train.gradients.bytes() < pipec_program::DType::F32.bytes() {
+        lines.add(1, format_args!("gradients {}", train.gradients));
+    }
     lines.add(
         1,
         format_args!(

@@ -21,8 +21,18 @@ pub(super) struct Resolved {
     pub(super) sharded: Option<Origin>,
 }
 
-const KEYS: &[&str] =
-    &["seq", "global_batch", "micro_batch", "precision", "clip_norm", "optimizer", "steps", "seed", "data"];
+const KEYS: &[&str] = &[
+    "seq",
+    "global_batch",
+    "micro_batch",
+    "precision",
+    "gradients",
+    "clip_norm",
+    "optimizer",
+    "steps",
+    "seed",
+    "data",
+];
 
 /// Things that other trainers have and pipec does not.
 const UNAVAILABLE: &[&str] = &["loss_scale", "epochs", "grad_accumulation", "ema", "master_weights", "fp8"];
@@ -43,6 +53,7 @@ pub(super) fn train(source: SourceId, declaration: &ast::Train, report: &mut Rep
     let (seq, global_batch) = (count("seq", "256"), count("global_batch", "16"));
     let micro_batch = count("micro_batch", "2");
     let precision = precision(&block, report);
+    let gradients = gradients(&block, precision, report);
     let clip_norm = clip_norm(&block, report);
     let steps = match block.get("steps") {
         Some(value) => value.as_count(1, &Environment::new(), report).map(Some),
@@ -71,6 +82,7 @@ pub(super) fn train(source: SourceId, declaration: &ast::Train, report: &mut Rep
             global_batch: global_batch?,
             micro_batch: micro_batch?,
             precision: precision?,
+            gradients: gradients?,
             clip_norm: clip_norm?,
             optimizer,
             optimizer_state: match sharded {
@@ -160,6 +172,24 @@ fn precision(block: &Block<'_>, report: &mut Report) -> Option<DType> {
         return None;
     }
     wrong_kind(value, "a precision such as `f32`", report);
+    None
+}
+
+/// f32, or f64 where the run is; a run in a shorter type may add up in it.
+fn gradients(block: &Block<'_>, precision: Option<DType>, report: &mut Report) -> Option<DType> {
+    let usual = if precision? == DType::F64 { DType::F64 } else { DType::F32 };
+    let Some(value) = block.get("gradients") else { return Some(usual) };
+    let choices: Vec<DType> = [usual, precision?].into_iter().collect();
+    if let Kind::Word(word) = &value.kind
+        && let Some(dtype) = choices.iter().find(|dtype| dtype.name() == word)
+    {
+        return Some(*dtype);
+    }
+    let expected = match choices[..] {
+        [usual, own] if usual != own => format!("`{usual}` or `{own}`"),
+        _ => format!("`{usual}`"),
+    };
+    wrong_kind(value, &expected, report);
     None
 }
 

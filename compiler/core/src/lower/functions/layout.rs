@@ -20,12 +20,13 @@ pub(crate) fn has_master(precision: DType) -> bool {
 pub(crate) fn place_parameters(
     parameters: impl IntoIterator<Item = (ParameterId, u64)>,
     precision: DType,
+    gradients: DType,
 ) -> (Vec<StageParameter>, u64) {
     let weight = precision.bytes();
-    let gradient = accumulator_type(precision).bytes();
-    let moment = gradient;
+    let gradient = gradients.bytes();
+    let moment = accumulator_type(precision).bytes();
     // The smallest element decides: then every region is aligned with the same gaps in elements.
-    let step = ALIGNMENT / weight.min(moment).0;
+    let step = ALIGNMENT / weight.min(moment).min(gradient).0;
     let mut end = 0u64;
     let places = parameters.into_iter().map(|(parameter, elements)| {
         let first = end.next_multiple_of(step);

@@ -29,8 +29,10 @@ pub use stage::{forward_functions, stage_functions};
 /// What the functions of a stage take and need.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StageFunctions {
-    /// The element type of weights and activations; gradients of weights are f32, or f64 where this is.
+    /// The element type of weights and activations.
     pub precision: DType,
+    /// The element type of the gradients of weights.
+    pub gradient: DType,
     /// The parameters of the stage in the order of their first use, offsets ascending.
     pub parameters: Vec<StageParameter>,
     /// The size of the weights.

@@ -30,7 +30,7 @@ pub fn norm_function(
         let inputs = run
             .iter()
             .map(|place| {
-                let ty = TensorType::new(accumulator_type(stage.precision), &[place.elements]);
+                let ty = TensorType::new(stage.gradient, &[place.elements]);
                 function.value(gradients, place.gradient, ty)
             })
             .collect();
@@ -89,7 +89,7 @@ pub fn update_function(
         let first = &range[0];
         let elements = range.iter().map(|place| place.elements).sum();
         let ty = |dtype| TensorType::new(dtype, &[elements]);
-        let mut inputs = vec![function.value(gradients, first.gradient, ty(moments))];
+        let mut inputs = vec![function.value(gradients, first.gradient, ty(stage.gradient))];
         inputs.extend(factor);
         let mut outputs = vec![
             function.value(weights, first.weight, ty(stage.precision)),

@@ -45,6 +45,7 @@ pub fn stage_functions(
     }
     StageFunctions {
         precision: stage.precision,
+        gradient: stage.gradient,
         weights: stage.weights,
         gradients: stage.gradients,
         moments: stage.moments,
@@ -89,6 +90,7 @@ pub fn forward_functions(
     let slices = forms.slices.ids().map(of_slice).collect();
     StageFunctions {
         precision: stage.precision,
+        gradient: stage.gradient,
         weights: stage.weights,
         gradients: Bytes::ZERO,
         moments: Bytes::ZERO,
@@ -106,6 +108,7 @@ struct Exit {
 /// The parameters of a stage, which all slices share.
 struct Stage {
     precision: program::DType,
+    gradient: program::DType,
     parameters: Vec<StageParameter>,
     /// The position of each parameter in `parameters`.
     positions: BTreeMap<ParameterId, usize>,
@@ -119,6 +122,8 @@ impl Stage {
     fn new(model: &Model, forms: &Forms, pieces: Range<usize>) -> Self {
         let precision =
             pieces.clone().next().map_or(program::DType::F32, |piece| forms.first(piece).precision);
+        let gradient =
+            pieces.clone().next().map_or(program::DType::F32, |piece| forms.first(piece).gradients);
         let pieces = &model.pieces[pieces];
         let mut positions = BTreeMap::new();
         let mut parameters: Vec<(ParameterId, u64)> = Vec::new();
@@ -128,15 +133,17 @@ impl Stage {
                 parameters.len() - 1
             });
         }
-        let (parameters, elements) = place_parameters(parameters, precision);
-        let gradients = crate::graph::accumulator_type(precision).bytes() * elements;
+        let (parameters, elements) = place_parameters(parameters, precision, gradient);
+        let gradients = gradient.bytes() * elements;
+        let moments = crate::graph::accumulator_type(precision).bytes() * elements;
         Self {
             precision,
+            gradient,
             parameters,
             positions,
             weights: precision.bytes() * elements,
             gradients,
-            moments: gradients,
+            moments,
         }
     }
 }
