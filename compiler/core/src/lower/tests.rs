@@ -268,7 +268,7 @@ fn memory_that_does_not_suffice_is_told_with_its_parts() {
     insta::assert_snapshot!(refusal(|spec| spec.cluster.nodes[0].device.memory = Bytes(10_000)), @r"
     E0701 device d1 needs 93.0 KiB and has 9.77 KiB: 83.2 KiB too little, and another device does not suffice either
       weights 5.81 KiB, gradients 5.81 KiB, optimizer 11.6 KiB, workspace 2.00 KiB, data 612 B, activations 66.5 KiB, communication 512 B
-      help: weights, gradients and optimizer alone take 23.8 KiB: use more stages, or devices with more memory
+      help: weights, gradients and optimizer alone take 23.8 KiB: use more stages, or devices with more memory, or `state: host`
     ");
     let mut large = spec(llama(4, false), 2, 1, 4, Policy::GPipe);
     large.cluster.nodes[0].device.memory = Bytes(96_000);
