@@ -97,7 +97,7 @@ fn every_mutant_is_rejected_or_equal() {
     let Resolution { spec, origins, .. } = resolve_text(MODEL);
     let mut rejected = 0;
     let mut equal = 0;
-    let spipe = Schedule::SPipe { forward: 1, backward: Some(2), updates: Updates::Async };
+    let spipe = Schedule::SPipe { forward: Some(1), backward: Some(2), updates: Updates::Async };
     for (devices, micro_batches, schedule, state) in [
         (2, 3, Schedule::OneFOneB, State::Device),
         (2, 3, Schedule::GPipe, State::Device),

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 fn spipe(forward: u32, backward: u32, updates: Updates) -> Schedule {
-    Schedule::SPipe { forward, backward: Some(backward), updates }
+    Schedule::SPipe { forward: Some(forward), backward: Some(backward), updates }
 }
 
 /// The spec under a schedule with state on the host.
@@ -209,4 +209,22 @@ fn updates_run_beside_backward_passes() {
     assert_eq!(updates.len(), 12);
     let early = updates.iter().filter(|&&update| update < last_pass).count();
     assert!(early >= 10, "{early} of 12");
+}
+
+/// Left open, the numbers of stages are no worse than those of the publication, and the losses the same.
+#[test]
+fn stages_are_chosen_so_that_the_step_is_short() {
+    let (spec, origins) = deep();
+    let expected = losses(&replan(&spec, 1, Schedule::OneFOneB, Cut::Balanced), &origins, Kind::Cpu, 2);
+    let open = |backward| Schedule::SPipe { forward: None, backward, updates: Updates::Async };
+    let step = |spec: &Spec| {
+        let program = pipec_program::verify(program(spec, &origins)).unwrap();
+        simulate(&program, &Costs::roofline(&program)).makespan()
+    };
+    let published = step(&hosted(&spec, 4, spipe(2, 6, Updates::Async)));
+    for backward in [None, Some(6)] {
+        let spec = hosted(&spec, 4, open(backward));
+        assert!(step(&spec) <= published, "{backward:?}: {} > {published}", step(&spec));
+        assert_eq!(losses(&spec, &origins, Kind::Cpu, 2), expected);
+    }
 }

@@ -153,8 +153,10 @@ struct Residence {
     loaded: usize,
     /// The weights that are on the device for each stage, where they are loaded for a visit.
     weights: BTreeMap<StageId, Held>,
-    /// The queues of loads from other devices and to them, by their number among all loads.
-    messages: BTreeMap<usize, Local>,
+    /// The queues of loads to other devices and from them. All keep to the order of all loads, so that none waits for one that
+    /// waits for it.
+    leaving: Option<Local>,
+    arriving: Option<Local>,
     /// The positions after which the weights of each stage are on the device, the last time.
     ready: BTreeMap<StageId, Vec<(Local, Position)>>,
     /// The positions after which the weights that live here with each stage have been read.
@@ -253,20 +255,18 @@ impl<'a> Emission<'a> {
         let residence = context.state.is_on_host().then(|| {
             kinds.extend([QueueKind::HostToDevice, QueueKind::DeviceToHost, QueueKind::HostCompute]);
             let [upload, download, compute] = [3, 2, 1].map(|back| Local(kinds.len() - back));
-            let mut messages = BTreeMap::new();
-            for (number, load) in context.loads.iter().enumerate().filter(|(_, load)| load.channel.is_some())
-            {
-                let (from, to) = (plan.stages[load.home].device, plan.stages[load.stage].device);
-                let kind = match (from == device, to == device) {
-                    (true, _) => QueueKind::Send,
-                    (false, true) => QueueKind::Receive,
-                    (false, false) => continue,
-                };
-                messages.insert(number, Local(kinds.len()));
-                kinds.push(kind);
-            }
+            let messages = || context.loads.iter().filter(|load| load.channel.is_some());
+            let mut queue = |is_needed: bool, kind: QueueKind| {
+                is_needed.then(|| {
+                    kinds.push(kind);
+                    Local(kinds.len() - 1)
+                })
+            };
+            let leaves = messages().any(|load| plan.stages[load.home].device == device);
+            let arrives = messages().any(|load| plan.stages[load.stage].device == device);
             Residence {
-                messages,
+                leaving: queue(leaves, QueueKind::Send),
+                arriving: queue(arrives, QueueKind::Receive),
                 upload,
                 download,
                 compute,
@@ -414,12 +414,9 @@ impl<'a> Emission<'a> {
     fn load_all(&mut self) {
         let Context { loads, plan, .. } = self.context;
         if let Some(residence) = &mut self.residence {
-            for (number, load) in loads.iter().enumerate() {
-                let Some(channel) = load.channel else { continue };
-                if plan.stages[load.home].device != self.device {
-                    continue;
-                }
-                let queue = residence.messages[&number];
+            let leaving = loads.iter().filter(|load| plan.stages[load.home].device == self.device);
+            for load in leaving {
+                let (Some(channel), Some(queue)) = (load.channel, residence.leaving) else { continue };
                 let work = Work::Stage(StepWork::Load, load.stage);
                 let position = self.queues.push(queue, Instruction::Send { channel, view: load.from, work });
                 residence.taken.entry(load.home).or_default().push((queue, position));
@@ -496,10 +493,10 @@ impl<'a> Emission<'a> {
         if let Some(residence) = &mut self.residence {
             residence.ready.remove(&stage);
         }
-        for (number, load) in self.context.loads.iter().enumerate().filter(|(_, load)| load.stage == stage) {
+        for load in self.context.loads.iter().filter(|load| load.stage == stage) {
             let to = part(self.view(held), load.target, load.from.bytes);
             let Some(residence) = &self.residence else { return };
-            let queue = residence.messages.get(&number).copied().unwrap_or(residence.upload);
+            let queue = load.channel.and(residence.arriving).unwrap_or(residence.upload);
             self.wait_until_free(queue, free);
             let instruction = match load.channel {
                 None => Instruction::Copy { from: load.from, to },

@@ -58,8 +58,9 @@ pub(crate) struct Host {
     pub(crate) down: Way,
     /// To the device.
     pub(crate) up: Way,
-    /// The memory that it has there for itself.
+    /// The memory that it has there for itself, and its rate.
     pub(crate) memory: Bytes,
+    pub(crate) bandwidth: BytesPerSecond,
 }
 
 impl Host {
@@ -68,6 +69,7 @@ impl Host {
             down: Way::new(&device.download, links, device),
             up: Way::new(&device.upload, links, device),
             memory: device.host_memory,
+            bandwidth: device.host_bandwidth,
         }
     }
 }
@@ -96,7 +98,7 @@ impl Way {
     }
 
     /// The time of a copy, in nanoseconds.
-    pub(super) fn time(self, bytes: u64) -> u64 {
+    pub(crate) fn time(self, bytes: u64) -> u64 {
         let moving = u128::from(bytes) * 1_000_000_000 / u128::from(self.bandwidth.0.max(1));
         u64::try_from(moving).unwrap_or(u64::MAX).saturating_add(self.latency.0)
     }

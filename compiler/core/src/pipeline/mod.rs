@@ -2,6 +2,7 @@
 
 mod choose;
 mod complain;
+mod cuts;
 mod reasons;
 
 use crate::graph::{self, Graphs, Precision, graphs};
@@ -189,9 +190,12 @@ fn compiled(
         Some(given) => Some(given.to_vec()),
         None => (!is_open).then(|| modes(&layers, &spec.model, recompute, offload)),
     };
+    let settled;
     let Fitted { laid, order, schedule, lowered, gap } = match modes {
         None => chosen(task, observer)?,
         Some(modes) => {
+            settled = cuts::settled(task, &modes)?;
+            let task = Task { spec: settled.as_ref().unwrap_or(spec), ..task };
             let laid = lay(task, &modes, None, observer)?;
             fit(task, laid, observer).map_err(|lack| lack.error(task))?
         }

@@ -203,7 +203,7 @@ pub fn plan(spec: &Spec, forms: &Forms, origins: &Origins) -> Result<Plan, Vec<D
     let times = Times::new(spec, forms);
     let cuts = match (spec.pipeline.schedule, &spec.pipeline.cut) {
         (Schedule::SPipe { forward, backward, .. }, _) => {
-            two::cuts(spec, &times, forward, backward, origins).map_err(|error| vec![error])?
+            two::cuts(spec, &times, forward.unwrap_or(1), backward, origins).map_err(|error| vec![error])?
         }
         (Schedule::Mobius { virtual_stages, .. }, _) => {
             two::same(spec, &times, virtual_stages, origins).map_err(|error| vec![error])?

@@ -363,7 +363,7 @@ pub(crate) fn choose(
             Pace::Both => choices.iter().map(|choice| choice.time).min().unwrap_or(0),
         };
         let time: u64 = items.iter().map(fastest).sum();
-        let Host { down, up, memory } = hosts[device];
+        let Host { down, up, memory, bandwidth: _ } = hosts[device];
         let problem = Device {
             items,
             limits,

@@ -10,7 +10,7 @@ use crate::program::{
 use std::collections::BTreeMap;
 
 /// The most queues that a device may have; clocks have one entry for each.
-const MOST_QUEUES: usize = 64;
+const MOST_QUEUES: usize = 256;
 
 impl Tables<'_> {
     /// All queues with their instructions.

@@ -87,9 +87,9 @@ pub enum Schedule {
     },
     /// The same with a cut of its own for each direction, so that both travel the devices the same way (Ryu et al. 2025).
     SPipe {
-        /// Forward stages per device.
-        forward: u32,
-        /// Backward stages per device; as many as make them as long as forward stages without it.
+        /// Forward stages per device; as many as make the step shortest without it.
+        forward: Option<u32>,
+        /// Backward stages per device; without it as many as make them as long as forward stages, or with these the step shortest.
         backward: Option<u32>,
         /// When the host updates.
         updates: Updates,
@@ -235,7 +235,7 @@ impl Schedule {
             | Self::Auto { virtual_stages, .. }
             | Self::From { virtual_stages, .. } => virtual_stages,
             Self::Mobius { virtual_stages, .. } => virtual_stages,
-            Self::SPipe { forward, .. } => forward,
+            Self::SPipe { forward, .. } => forward.unwrap_or(1),
             Self::Hanayo { waves } => waves.saturating_mul(2),
         }
     }
@@ -328,8 +328,12 @@ impl Schedule {
             }
             Self::SPipe { forward, backward, updates } => {
                 let updates = updates.name();
-                let backward = backward.map_or("auto".to_owned(), |backward| backward.to_string());
-                format!("{name} forward {forward} backward {backward} optimizer {updates}")
+                let stages = |wish: Option<u32>| wish.map_or("auto".to_owned(), |stages| stages.to_string());
+                format!(
+                    "{name} forward {} backward {} optimizer {updates}",
+                    stages(forward),
+                    stages(backward)
+                )
             }
             Self::TeraPipe { slices } => format!("{name} slices {slices}"),
             Self::Seq1F1B { virtual_stages, slices } | Self::SlimPipe { virtual_stages, slices } => {

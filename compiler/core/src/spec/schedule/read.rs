@@ -234,7 +234,7 @@ impl Options<'_> {
                 Schedule::Mobius { virtual_stages: chunks?, updates: updates? }
             }
             "spipe" => {
-                let (forward, backward) = (self.count("forward", 2, report), self.backward(report));
+                let (forward, backward) = (self.stages("forward", report), self.stages("backward", report));
                 let updates = self.updates(report);
                 Schedule::SPipe { forward: forward?, backward: backward?, updates: updates? }
             }
@@ -278,9 +278,9 @@ impl Options<'_> {
         self.block.get(key).map_or(Some(usual), |value| small(value, 1, report))
     }
 
-    /// The backward stages of a device; none for `auto`.
-    fn backward(&self, report: &mut Report) -> Option<Option<u32>> {
-        match self.block.get("backward") {
+    /// The stages of a cut on a device; none for `auto`.
+    fn stages(&self, key: &str, report: &mut Report) -> Option<Option<u32>> {
+        match self.block.get(key) {
             None => Some(None),
             Some(Constant { kind: Kind::Word(word), .. }) if word == "auto" => Some(None),
             Some(value) => small(value, 1, report).map(Some),
