@@ -64,7 +64,9 @@ pub enum Op {
         /// Row of the table for the first token.
         first: u64,
     },
-    /// `x [R,C], gain [C] -> y [R,C], inv_rms f32 [R]`: `inv_rms = 1 / sqrt(mean(x^2) + eps)`, `y = x inv_rms gain`.
+    /// `x [R,C], gain [C] [, residual [R,C]] -> y [R,C], inv_rms f32 [R] [, sum [R,C]]`:
+    /// `inv_rms = 1 / sqrt(mean(x^2) + eps)`, `y = x inv_rms gain`. With a residual, x stands for `x + residual`, rounded as
+    /// it is stored in `sum`, which may be the same value as `x` or the residual.
     RmsNorm {
         /// Added to the mean square.
         eps: f64,
@@ -74,8 +76,9 @@ pub enum Op {
     RmsNormGrad,
     /// `x [R,C], inv_rms f32 [R], dy [R,C] -> dgain [C]`. May accumulate.
     RmsNormGainGrad,
-    /// `x [R,C], gain [C], bias [C] -> y [R,C], mean f32 [R], inv_std f32 [R]`: `y = (x - mean) inv_std gain + bias`,
-    /// `inv_std = 1 / sqrt(variance + eps)` with the variance over C (not C - 1).
+    /// `x [R,C], gain [C], bias [C] [, residual [R,C]] -> y [R,C], mean f32 [R], inv_std f32 [R] [, sum [R,C]]`:
+    /// `y = (x - mean) inv_std gain + bias`, `inv_std = 1 / sqrt(variance + eps)` with the variance over C (not C - 1); the
+    /// residual and the sum are those of [`Op::RmsNorm`].
     LayerNorm {
         /// Added to the variance.
         eps: f64,

@@ -84,16 +84,17 @@ pub fn may_replace(op: &Op, output: usize, input: usize) -> bool {
     match op {
         Op::Rope { .. } | Op::CrossEntropyGrad { .. } => output == 0 && input == 0,
         Op::Map { .. } => true,
+        // The sum, in the place of either of its operands.
+        Op::RmsNorm { .. } => output == 2 && (input == 0 || input == 2),
+        Op::LayerNorm { .. } => output == 3 && (input == 0 || input == 3),
         Op::Matmul { .. }
         | Op::SumRows
         | Op::Embedding
         | Op::EmbeddingGrad
         | Op::Positions { .. }
         | Op::PositionsGrad { .. }
-        | Op::RmsNorm { .. }
         | Op::RmsNormGrad
         | Op::RmsNormGainGrad
-        | Op::LayerNorm { .. }
         | Op::LayerNormGrad
         | Op::LayerNormParamGrad
         | Op::Attention(_)
@@ -178,12 +179,14 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.out_matrix(0, o.outputs[0].shape.rows(), o.columns(0))
         }
         Op::RmsNorm { eps } => {
-            o.counts(2..=2, 2)?;
+            o.counts(2..=3, o.inputs.len())?;
             not_negative("eps", *eps)?;
             o.in_real(0)?;
             o.in_vector(1, o.columns(0))?;
+            o.residual(2)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
-            o.out_exact(1, o.statistic(), o.rows(0))
+            o.out_exact(1, o.statistic(), o.rows(0))?;
+            o.sum(2)
         }
         Op::RmsNormGrad => {
             o.counts(4..=5, 1)?;
@@ -201,14 +204,16 @@ pub fn check(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> Result
             o.out_vector(0, o.columns(0))
         }
         Op::LayerNorm { eps } => {
-            o.counts(3..=3, 3)?;
+            o.counts(3..=4, o.inputs.len())?;
             not_negative("eps", *eps)?;
             o.in_real(0)?;
             o.in_vector(1, o.columns(0))?;
             o.in_vector(2, o.columns(0))?;
+            o.residual(3)?;
             o.out_matrix(0, o.rows(0), o.columns(0))?;
             o.out_exact(1, o.statistic(), o.rows(0))?;
-            o.out_exact(2, o.statistic(), o.rows(0))
+            o.out_exact(2, o.statistic(), o.rows(0))?;
+            o.sum(3)
         }
         Op::LayerNormGrad => {
             o.counts(5..=6, 1)?;
@@ -551,6 +556,15 @@ impl Operands<'_> {
     /// The optional last input, a matrix like the first.
     fn residual(&self, input: usize) -> Result<(), String> {
         if input < self.inputs.len() { self.in_like(input, 0) } else { Ok(()) }
+    }
+
+    /// The optional last output, a matrix like the first input.
+    fn sum(&self, output: usize) -> Result<(), String> {
+        if output < self.outputs.len() {
+            self.out_matrix(output, self.rows(0), self.columns(0))
+        } else {
+            Ok(())
+        }
     }
 
     fn tokens(&self, input: usize, count: u64) -> Result<(), String> {

@@ -136,6 +136,36 @@ impl Bound {
             | Self::AdamW { .. } => 0,
         }
     }
+
+    /// Whether an output may be the very value of an input: its kernel then reads the input where the output goes.
+    fn takes_in_place(&self, output: usize, input: usize) -> bool {
+        match self {
+            // A row or an element of a map that is an output has the size of one, so it is a full input too.
+            Self::Rope { .. } | Self::Map { .. } => true,
+            Self::CrossEntropyGrad { .. } => input == 0,
+            // The sum, in the place of either of its operands.
+            Self::RmsNorm { .. } => output == 2 && (input == 0 || input == 2),
+            Self::LayerNorm { .. } => output == 3 && (input == 0 || input == 3),
+            Self::Matmul(_)
+            | Self::SumRows
+            | Self::Embedding
+            | Self::EmbeddingGrad
+            | Self::Positions { .. }
+            | Self::PositionsGrad { .. }
+            | Self::RmsNormGrad
+            | Self::RmsNormGainGrad
+            | Self::LayerNormGrad
+            | Self::LayerNormParamGrad
+            | Self::Attention(_)
+            | Self::AttentionGrad(_)
+            | Self::Softmax
+            | Self::SoftmaxGrad
+            | Self::CrossEntropy { .. }
+            | Self::SumSquares
+            | Self::ClipFactor { .. }
+            | Self::AdamW { .. } => false,
+        }
+    }
 }
 
 /// The places of the operands of a kernel.
@@ -223,14 +253,14 @@ impl Operands<'_> {
     }
 
     /// Checks that no output shares bytes with another operand, except an input that is the very same value where
-    /// `in_place` allows it.
-    fn separate(&self, in_place: impl Fn(usize) -> bool) -> Result<(), String> {
+    /// `in_place` allows it for the output and the input.
+    fn separate(&self, in_place: impl Fn(usize, usize) -> bool) -> Result<(), String> {
         for (index, output) in self.outputs.iter().enumerate() {
             if self.outputs[..index].iter().any(|other| other.place.overlaps(&output.place)) {
                 return Err(format!("output {index}, which shares bytes with another"));
             }
             for (input, place) in self.inputs.iter().enumerate() {
-                let same = *place == output.place && in_place(input);
+                let same = *place == output.place && in_place(index, input);
                 if place.overlaps(&output.place) && !same {
                     return Err(format!("output {index}, which shares bytes with input {input}"));
                 }
@@ -315,10 +345,10 @@ pub(crate) fn bind(
             Bound::PositionsGrad { tokens, first }
         }
         &Op::RmsNorm { eps } => {
-            operands.count(2..3, 2..3)?;
+            operands.count(2..4, inputs.len()..inputs.len() + 1)?;
             let x = &inputs[0];
-            operands.reads(&[(0, x.elements), (1, x.columns)])?;
-            operands.writes(&[(0, x.elements), (1, x.rows)])?;
+            operands.reads(&[(0, x.elements), (1, x.columns), (2, x.elements)])?;
+            operands.writes(&[(0, x.elements), (1, x.rows), (2, x.elements)])?;
             Bound::RmsNorm { eps: eps as f32 }
         }
         Op::RmsNormGrad => {
@@ -342,10 +372,10 @@ pub(crate) fn bind(
             Bound::RmsNormGainGrad
         }
         &Op::LayerNorm { eps } => {
-            operands.count(3..4, 3..4)?;
+            operands.count(3..5, inputs.len()..inputs.len() + 1)?;
             let x = &inputs[0];
-            operands.reads(&[(0, x.elements), (1, x.columns), (2, x.columns)])?;
-            operands.writes(&[(0, x.elements), (1, x.rows), (2, x.rows)])?;
+            operands.reads(&[(0, x.elements), (1, x.columns), (2, x.columns), (3, x.elements)])?;
+            operands.writes(&[(0, x.elements), (1, x.rows), (2, x.rows), (3, x.elements)])?;
             Bound::LayerNorm { eps: eps as f32 }
         }
         Op::LayerNormGrad => {
@@ -486,10 +516,7 @@ pub(crate) fn bind(
             Bound::AdamW { rates, learning_rate: learning_rate.index(), step: step.index() }
         }
     };
-    // A row or an element of a map that is an output has the size of one, so it is a full input too.
-    let in_place = matches!(bound, Bound::Rope { .. } | Bound::Map { .. });
-    let logits = matches!(bound, Bound::CrossEntropyGrad { .. });
-    operands.separate(|input| in_place || (logits && input == 0))?;
+    operands.separate(|output, input| bound.takes_in_place(output, input))?;
     Ok(bound)
 }
 

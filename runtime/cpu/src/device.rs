@@ -237,9 +237,9 @@ impl<'a> Call<'a> {
         RowsMut::new(self.output(index), self.step.outputs[index].place.columns)
     }
 
-    /// The rows of an input, unless the first output is the same value.
-    fn rows_unless_in_place(&self, index: usize) -> Option<Rows<'a>> {
-        let (input, output) = (&self.step.inputs[index], &self.step.outputs[0].place);
+    /// The rows of an input, unless an output is the same value.
+    fn rows_unless_in_place(&self, index: usize, output: usize) -> Option<Rows<'a>> {
+        let (input, output) = (&self.step.inputs[index], &self.step.outputs[output].place);
         (input != output).then(|| self.rows(index))
     }
 
@@ -269,6 +269,19 @@ impl<'a> Call<'a> {
     /// The residual that a norm gradient has beside its `operands` operands.
     fn residual(&self, operands: usize) -> Option<Rows<'a>> {
         (self.step.inputs.len() > operands).then(|| self.rows(operands))
+    }
+
+    /// What a norm is of: its first input, plus the residual at an input if there is one, with the output of the same
+    /// position for their sum.
+    fn normed(&self, residual: usize) -> norm::Normed<'a> {
+        if self.step.inputs.len() <= residual {
+            return norm::Normed::Rows(self.rows(0));
+        }
+        norm::Normed::Sum {
+            x: self.rows_unless_in_place(0, residual),
+            residual: self.rows_unless_in_place(residual, residual),
+            sum: self.rows_mut(residual),
+        }
     }
 
     fn execute(&self) -> Result<(), DeviceError> {
@@ -303,7 +316,14 @@ impl<'a> Call<'a> {
                 embedding::scatter_add(processor, self.rows(0), &index, self.output(0), rows);
             }
             &Bound::RmsNorm { eps } => {
-                norm::rms_norm(processor, eps, self.rows(0), self.input(1), self.rows_mut(0), self.output(1));
+                norm::rms_norm(
+                    processor,
+                    eps,
+                    self.normed(2),
+                    self.input(1),
+                    self.rows_mut(0),
+                    self.output(1),
+                );
             }
             Bound::RmsNormGrad => norm::rms_norm_grad(
                 processor,
@@ -326,7 +346,7 @@ impl<'a> Call<'a> {
             &Bound::LayerNorm { eps } => norm::layer_norm(
                 processor,
                 eps,
-                self.rows(0),
+                self.normed(3),
                 self.input(1),
                 self.input(2),
                 self.rows_mut(0),
@@ -356,7 +376,7 @@ impl<'a> Call<'a> {
                 self.accumulates(1),
             ),
             Bound::Rope { table, head_dim, inverse } => {
-                let x = self.rows_unless_in_place(0);
+                let x = self.rows_unless_in_place(0, 0);
                 rope::rope(processor, table, *head_dim, *inverse, x, self.rows_mut(0));
             }
             Bound::Attention(shape) => attention::attention(
@@ -401,7 +421,7 @@ impl<'a> Call<'a> {
             }
             &Bound::CrossEntropyGrad { ignore, scale } => {
                 let targets = self.tokens(1, self.step.inputs[0].columns, ignore)?;
-                let (scale, logits) = (self.scalar(scale)?.real() as f32, self.rows_unless_in_place(0));
+                let (scale, logits) = (self.scalar(scale)?.real() as f32, self.rows_unless_in_place(0, 0));
                 let dlogits = self.rows_mut(0);
                 softmax::cross_entropy_grad(
                     processor,

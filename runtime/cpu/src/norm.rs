@@ -1,8 +1,11 @@
 //! Root-mean-square norm and layer norm with their gradients, row by row; sums of columns, rows ascending.
+//!
+//! A norm of a sum first adds up and stores a row, as the kernel that adds alone does, then reads it as any other: so its
+//! bits are those of the two kernels.
 
 use crate::lanes::{fold_row, map_row};
-use crate::parallel::{Processor, Rows, RowsMut};
-use crate::simd::kernels;
+use crate::parallel::{Processor, Rows, RowsMut, Split};
+use crate::simd::{InstructionSet, kernels};
 use std::ops::Range;
 
 /// Nanoseconds for one element of a row kernel, roughly, to decide about threads.
@@ -12,19 +15,65 @@ fn cost(columns: usize) -> usize {
     columns / ROW_COST + 1
 }
 
+/// What a norm is of.
+pub(crate) enum Normed<'a> {
+    /// Rows as they are.
+    Rows(Rows<'a>),
+    /// `sum = x + residual`, stored row by row as the norm reads them; an operand that is none stands in `sum`.
+    Sum {
+        /// The first operand.
+        x: Option<Rows<'a>>,
+        /// The second operand.
+        residual: Option<Rows<'a>>,
+        /// Where the sum goes.
+        sum: RowsMut<'a>,
+    },
+}
+
+impl Normed<'_> {
+    /// A row, added up if it is a sum: to be called once for every row.
+    #[inline(always)]
+    fn row(&mut self, set: InstructionSet, row: usize) -> &[f32] {
+        match self {
+            Self::Rows(x) => x.row(row),
+            Self::Sum { x, residual, sum } => {
+                let sum = &mut sum.data[row * sum.columns..][..sum.columns];
+                add_row(set, x.map(|x| x.row(row)), residual.map(|residual| residual.row(row)), sum);
+                sum
+            }
+        }
+    }
+}
+
+impl Split for Normed<'_> {
+    fn split(self, units: usize) -> (Self, Self) {
+        match self {
+            Self::Rows(x) => {
+                let (first, rest) = x.split(units);
+                (Self::Rows(first), Self::Rows(rest))
+            }
+            Self::Sum { x, residual, sum } => {
+                let (first, rest) = (x, residual, sum).split(units);
+                let part = |(x, residual, sum)| Self::Sum { x, residual, sum };
+                (part(first), part(rest))
+            }
+        }
+    }
+}
+
 /// `y = x inv_rms gain` with `inv_rms = 1 / sqrt(mean(x^2) + eps)` for each row.
 pub(crate) fn rms_norm(
     processor: &Processor,
     eps: f32,
-    x: Rows<'_>,
+    x: Normed<'_>,
     gain: &[f32],
     y: RowsMut<'_>,
     inv_rms: &mut [f32],
 ) {
-    let whole = (x, y, inv_rms);
-    processor.split(whole.2.len(), cost(x.columns), whole, &|_, (x, mut y, inv_rms)| {
-        for ((x, y), inv_rms) in x.iter().zip(y.iter_mut()).zip(inv_rms) {
-            *inv_rms = rms_norm_row(processor.set, eps, x, gain, y);
+    let (rows, cost) = (inv_rms.len(), cost(y.columns));
+    processor.split(rows, cost, (x, y, inv_rms), &|_, (mut x, mut y, inv_rms)| {
+        for (row, (y, inv_rms)) in y.iter_mut().zip(inv_rms).enumerate() {
+            *inv_rms = rms_norm_row(processor.set, eps, x.row(processor.set, row), gain, y);
         }
     });
 }
@@ -69,16 +118,17 @@ pub(crate) fn rms_norm_gain_grad(
 pub(crate) fn layer_norm(
     processor: &Processor,
     eps: f32,
-    x: Rows<'_>,
+    x: Normed<'_>,
     gain: &[f32],
     bias: &[f32],
     y: RowsMut<'_>,
     mean: &mut [f32],
     inv_std: &mut [f32],
 ) {
-    let whole = (x, y, mean, inv_std);
-    processor.split(whole.2.len(), cost(x.columns), whole, &|_, (x, mut y, mean, inv_std)| {
-        for (((x, y), mean), inv_std) in x.iter().zip(y.iter_mut()).zip(mean).zip(inv_std) {
+    let (rows, cost) = (inv_std.len(), cost(y.columns));
+    processor.split(rows, cost, (x, y, mean, inv_std), &|_, (mut x, mut y, mean, inv_std)| {
+        for (row, ((y, mean), inv_std)) in y.iter_mut().zip(mean).zip(inv_std).enumerate() {
+            let x = x.row(processor.set, row);
             (*mean, *inv_std) = layer_norm_row(processor.set, eps, x, gain, bias, y);
         }
     });
@@ -145,6 +195,19 @@ pub(crate) fn sum_rows(processor: &Processor, x: Rows<'_>, sum: &mut [f32], accu
 }
 
 kernels! {
+    /// `sum = x + residual`, where an operand that is none stands in `sum`.
+    fn add_row<S>(simd, x: Option<&[f32]>, residual: Option<&[f32]>, sum: &mut [f32]) {
+        let len = sum.len();
+        match (x, residual) {
+            (Some(x), Some(residual)) =>
+                map_row!(simd, S, len, (x = x, residual = residual) sum => simd.add(x, residual)),
+            (Some(x), None) => map_row!(simd, S, len, (x = x, old = sum) sum => simd.add(x, old)),
+            (None, Some(residual)) =>
+                map_row!(simd, S, len, (old = sum, residual = residual) sum => simd.add(old, residual)),
+            (None, None) => map_row!(simd, S, len, (old = sum) sum => simd.add(old, old)),
+        }
+    }
+
     fn rms_norm_row<S>(simd, eps: f32, x: &[f32], gain: &[f32], y: &mut [f32]) -> f32 {
         let squares = fold_row!(simd, S, x.len(), simd.splat(0.0), 0.0, (x = x)
             |sum| simd.mul_add(x, x, sum), |a, b| simd.add(a, b));

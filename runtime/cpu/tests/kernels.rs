@@ -7,7 +7,7 @@
 use pipec_cpu::{CpuDevice, InstructionSet};
 use pipec_program::{
     Access, AttentionShape, BinaryOp, Body, Bytes, DType, Function, IdVec, Kernel, Mask, Node, Op, Output,
-    Pairing, Param, Scalar, ScalarId, ScalarType, Seed, Space, TensorType, UnaryOp, Value,
+    Pairing, Param, Scalar, ScalarId, ScalarType, Seed, Space, TensorType, UnaryOp, Value, ValueId,
 };
 use pipec_runtime::{Device, ReferenceDevice, ScalarValue, splitmix};
 use proptest::prelude::*;
@@ -79,6 +79,17 @@ fn run(device: &mut dyn Device, op: &Op, operands: &[Operand], scalars: &[Scalar
         pair: None,
         body: Body::Kernels { values, kernels: vec![kernel] },
     };
+    let results = call(device, &function, operands, scalars);
+    operands.iter().zip(results).filter(|(operand, _)| operand.output).map(|(_, bytes)| bytes).collect()
+}
+
+/// Calls a function whose regions are operands, and returns what it leaves in each.
+fn call(
+    device: &mut dyn Device,
+    function: &Function,
+    operands: &[Operand],
+    scalars: &[ScalarValue],
+) -> Vec<Vec<u8>> {
     let starts: Vec<Bytes> = operands
         .iter()
         .scan(Bytes::ZERO, |end, operand| {
@@ -97,16 +108,69 @@ fn run(device: &mut dyn Device, op: &Op, operands: &[Operand], scalars: &[Scalar
     for (index, (operand, &region)) in operands.iter().zip(&regions).enumerate() {
         device.write(&bytes_of(operand, index), region).expect("written");
     }
-    let compiled = device.compile(&function).unwrap_or_else(|error| panic!("{error}"));
+    let compiled = device.compile(function).unwrap_or_else(|error| panic!("{error}"));
     device.run(compiled, &regions, scalars).unwrap_or_else(|error| panic!("{error}"));
-    let outputs = operands.iter().zip(&regions).filter(|(operand, _)| operand.output);
-    outputs
-        .map(|(_, &region)| {
+    regions
+        .iter()
+        .map(|&region| {
             let mut bytes = vec![0; region.len()];
             device.read(region, &mut bytes).expect("read");
             bytes
         })
         .collect()
+}
+
+/// Adds two values and norms the sum, in two kernels and in one: the results of the two, then of the one.
+fn sum_and_norm(device: &mut dyn Device, rows: u64, columns: u64, op: &Op) -> [Vec<Vec<u8>>; 2] {
+    let statistics = if matches!(op, Op::LayerNorm { .. }) { 2 } else { 1 };
+    let whole = [rows, columns];
+    // x, residual, gain and, for as many statistics, a bias.
+    let mut operands = vec![input(&whole), input(&whole)];
+    operands.extend((0..statistics).map(|_| input(&[columns])));
+    let first = operands.len();
+    let results = || {
+        let statistics = (0..statistics).map(|_| output(&[rows], false));
+        [output(&whole, false)].into_iter().chain(statistics).chain([output(&whole, false)])
+    };
+    let count = results().count();
+    operands.extend(results().chain(results()));
+    let id = |index: usize| ValueId(u32::try_from(index).expect("few values"));
+    let outputs = |range: std::ops::Range<usize>| -> Vec<Output> {
+        range.map(|index| Output { value: id(index), accumulate: false }).collect()
+    };
+    let parameters = 2..first;
+    let normed = |x: usize| [x].into_iter().chain(parameters.clone()).map(id);
+    let (two, one) = (first..first + count, first + count..first + 2 * count);
+    let add = Op::Map {
+        nodes: vec![Node::Input(0), Node::Input(1), Node::Binary(BinaryOp::Add, 0, 1)],
+        results: vec![2],
+        seed: None,
+    };
+    let kernels = vec![
+        Kernel { op: add, inputs: vec![id(0), id(1)], outputs: outputs(two.end - 1..two.end) },
+        Kernel {
+            op: op.clone(),
+            inputs: normed(two.end - 1).collect(),
+            outputs: outputs(two.start..two.end - 1),
+        },
+        Kernel { op: op.clone(), inputs: normed(0).chain([id(1)]).collect(), outputs: outputs(one.clone()) },
+    ];
+    let mut params = IdVec::new();
+    let mut values = IdVec::new();
+    for (index, Operand { ty, output, .. }) in operands.iter().enumerate() {
+        let access = if *output { Access::Write } else { Access::Read };
+        let param = params.push(Param { name: format!("p{index}"), bytes: ty.bytes(), access });
+        values.push(Value { param, offset: Bytes::ZERO, ty: ty.clone() });
+    }
+    let function = Function {
+        name: "test".to_owned(),
+        params,
+        scalars: IdVec::new(),
+        pair: None,
+        body: Body::Kernels { values, kernels },
+    };
+    let results = call(device, &function, &operands, &[]);
+    [results[two].to_vec(), results[one].to_vec()]
 }
 
 fn reals(bytes: &[u8], dtype: DType) -> Vec<f64> {
@@ -356,6 +420,19 @@ proptest! {
         let operands: Vec<_> = [x(), row(), row(), x()].into_iter().chain(sums).collect();
         check(&Op::LayerNormParamGrad, &operands, &[], terms);
         check(&Op::SoftmaxGrad, &[x(), x(), dx()], &[], terms);
+    }
+
+    #[test]
+    fn norms_of_sums_have_the_bits_of_two_kernels(rows in 1..60u64, columns in 1..140u64, layer_norm: bool) {
+        let eps = 1e-5;
+        let op = if layer_norm { Op::LayerNorm { eps } } else { Op::RmsNorm { eps } };
+        for set in InstructionSet::available() {
+            for threads in [1, 3] {
+                let mut device = CpuDevice::with_instruction_set(threads, set).expect("a device");
+                let [two, one] = sum_and_norm(&mut device, rows, columns, &op);
+                prop_assert_eq!(two, one, "{} on {} threads", set.name(), threads);
+            }
+        }
     }
 
     #[test]

@@ -17,9 +17,9 @@ use crate::units::{Bytes, Flops};
 /// | `sum_rows` | `T N` |
 /// | `embedding`, `positions` | none |
 /// | `embedding_grad`, `positions_grad` | `T H` |
-/// | `rms_norm` | `4 R C + 4 R` |
+/// | `rms_norm` | `4 R C + 4 R`, and `R C` with a residual |
 /// | `rms_norm_grad`, `rms_norm_gain_grad` | `6 R C + 3 R`, `3 R C` |
-/// | `layer_norm` | `8 R C + 5 R` |
+/// | `layer_norm` | `8 R C + 5 R`, and `R C` with a residual |
 /// | `layer_norm_grad`, `layer_norm_param_grad` | `10 R C + 2 R`, `5 R C` |
 /// | `rope` | 3 for every rotated component; its table of angles is not counted |
 /// | `attention` | per head and sequence `4 D P + 4 P + D S + 2 S` with P visible pairs |
@@ -65,10 +65,10 @@ pub fn op(op: &Op, inputs: &[&TensorType], outputs: &[(&TensorType, bool)]) -> C
                 traffic: tokens + input.bytes(gradient) + element * added.saturating_mul(2),
             }
         }
-        Op::RmsNorm { .. } => cost(per_row(&input, 4, 4)),
+        Op::RmsNorm { .. } => cost(per_row(&input, if inputs.len() > 2 { 5 } else { 4 }, 4)),
         Op::RmsNormGrad => cost(per_row(&input, 6, 3)),
         Op::RmsNormGainGrad => cost(per_row(&input, 3, 0)),
-        Op::LayerNorm { .. } => cost(per_row(&input, 8, 5)),
+        Op::LayerNorm { .. } => cost(per_row(&input, if inputs.len() > 3 { 9 } else { 8 }, 5)),
         Op::LayerNormGrad => cost(per_row(&input, 10, 2)),
         Op::LayerNormParamGrad => cost(per_row(&input, 5, 0)),
         Op::Rope { head_dim, rotary, .. } => {
@@ -199,6 +199,29 @@ mod tests {
         // a stored [K,M]: K is the number of rows.
         let transposed = Op::Matmul { transpose_a: true, transpose_b: false };
         assert_eq!(op(&transposed, &[&f32(&[5, 3]), &f32(&[5, 7])], &[(&c, false)]).flops, plain.flops);
+    }
+
+    #[test]
+    fn a_norm_of_a_sum_costs_the_addition_and_no_second_reading() {
+        let (x, gain, row) = (f32(&[4, 8]), f32(&[8]), f32(&[4]));
+        let add = Op::Map {
+            nodes: vec![Node::Input(0), Node::Input(1), Node::Binary(BinaryOp::Add, 0, 1)],
+            results: vec![2],
+            seed: None,
+        };
+        let add = op(&add, &[&x, &x], &[(&x, false)]);
+        for (norm, parameters, statistics) in
+            [(Op::RmsNorm { eps: 1e-5 }, 1, 1), (Op::LayerNorm { eps: 1e-5 }, 2, 2)]
+        {
+            let mut inputs = [&[&x][..], &vec![&gain; parameters]].concat();
+            let mut outputs = [&[(&x, false)][..], &vec![(&row, false); statistics]].concat();
+            let plain = op(&norm, &inputs, &outputs);
+            inputs.push(&x);
+            outputs.push((&x, false));
+            let both = op(&norm, &inputs, &outputs);
+            assert_eq!(both.flops, plain.flops + add.flops);
+            assert_eq!(both.traffic + x.bytes(), plain.traffic + add.traffic);
+        }
     }
 
     #[test]

@@ -138,6 +138,40 @@ fn norms() -> Vec<Case> {
         case.kernel(Op::LayerNorm { eps: 1e-3 }, &[x, gain, bias], &[y, mean, inverse]);
         cases.push(case.finish());
 
+        for place in [None, Some("x"), Some("the residual")] {
+            let suffix = place.map(|place| format!(" in place of {place}")).unwrap_or_default();
+            let name = |norm: &str| format!("{norm} {rows}x{columns} of a sum{suffix}");
+            // Values that the norm reads, and the sum, which may take the place of one of them.
+            let operands = |case: &mut Builder| {
+                let mut operand = |name| match place == Some(name) {
+                    true => case.update(&[rows, columns]),
+                    false => case.read(&[rows, columns]),
+                };
+                let (x, residual) = (operand("x"), operand("the residual"));
+                let sum = match place {
+                    None => case.result(&[rows, columns], false),
+                    Some("x") => set(x),
+                    Some(_) => set(residual),
+                };
+                (x, residual, sum)
+            };
+            let mut case = Builder::new(name("rms_norm"), forward);
+            let (x, residual, sum) = operands(&mut case);
+            let gain = case.read(&[columns]);
+            let (y, inverse) = (case.result(&[rows, columns], false), case.result(&[rows], false));
+            case.kernel(Op::RmsNorm { eps: 1e-5 }, &[x, gain, residual], &[y, inverse, sum]);
+            cases.push(case.finish());
+
+            let mut case = Builder::new(name("layer_norm"), forward);
+            let (x, residual, sum) = operands(&mut case);
+            let (gain, bias) = (case.read(&[columns]), case.read(&[columns]));
+            let y = case.result(&[rows, columns], false);
+            let (mean, inverse) = (case.result(&[rows], false), case.result(&[rows], false));
+            let outputs = [y, mean, inverse, sum];
+            case.kernel(Op::LayerNorm { eps: 1e-3 }, &[x, gain, bias, residual], &outputs);
+            cases.push(case.finish());
+        }
+
         for accumulate in [false, true] {
             let suffix = if accumulate { " acc" } else { "" };
             let backward = Bound::OfLargest(4.0 * columns as f64 + rows as f64 + 2.0 * ELEMENTARY);

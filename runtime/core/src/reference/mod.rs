@@ -193,7 +193,7 @@ impl Call<'_> {
                 self.write(0, &linear::embedding_grad(&indices, &self.floats(0)?, rows, columns))
             }
             &Op::RmsNorm { eps } => {
-                let (y, inv_rms) = norm::rms_norm(&self.floats(0)?, &self.floats(1)?, eps);
+                let (y, inv_rms) = norm::rms_norm(&self.normed(2)?, &self.floats(1)?, eps);
                 self.write(0, &y)?;
                 self.write(1, &inv_rms)
             }
@@ -214,7 +214,7 @@ impl Call<'_> {
             }
             &Op::LayerNorm { eps } => {
                 let (y, mean, inv_std) =
-                    norm::layer_norm(&self.floats(0)?, &self.floats(1)?, &self.floats(2)?, eps);
+                    norm::layer_norm(&self.normed(3)?, &self.floats(1)?, &self.floats(2)?, eps);
                 self.write(0, &y)?;
                 self.write(1, &mean)?;
                 self.write(2, &inv_std)
@@ -357,14 +357,25 @@ impl Call<'_> {
         }
     }
 
-    /// A gradient plus the residual that stands at an input, if there is one.
-    fn with_residual(&self, index: usize, mut gradient: Vec<f64>) -> Result<Vec<f64>, DeviceError> {
+    /// A value plus the residual that stands at an input, if there is one.
+    fn with_residual(&self, index: usize, mut value: Vec<f64>) -> Result<Vec<f64>, DeviceError> {
         if self.step.inputs.len() > index {
-            for (sum, residual) in gradient.iter_mut().zip(self.floats(index)?) {
+            for (sum, residual) in value.iter_mut().zip(self.floats(index)?) {
                 *sum += residual;
             }
         }
-        Ok(gradient)
+        Ok(value)
+    }
+
+    /// What a norm is of: its first input or, if there is a residual at an input, their sum, rounded as the output of the
+    /// same position stores it.
+    fn normed(&self, index: usize) -> Result<Vec<f64>, DeviceError> {
+        let x = self.floats(0)?;
+        if self.step.inputs.len() <= index {
+            return Ok(x);
+        }
+        self.write(index, &self.with_residual(index, x)?)?;
+        self.present(index)
     }
 
     fn malformed(&self, what: &str) -> DeviceError {
