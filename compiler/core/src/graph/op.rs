@@ -57,14 +57,14 @@ pub enum Op {
     },
     /// `x, weight [out, in] [, bias] -> y`
     Linear,
-    /// `x, gain -> (y, inv_rms)`
+    /// `x, gain [, residual] -> (y, inv_rms [, sum])`: with a residual, of `sum = x + residual`.
     RmsNorm {
         /// Vectors per token.
         heads: u64,
         /// Added to the mean square.
         eps: Real,
     },
-    /// `x, gain, bias -> (y, mean, inv_std)`
+    /// `x, gain, bias [, residual] -> (y, mean, inv_std [, sum])`: with a residual, of `sum = x + residual`.
     LayerNorm {
         /// Vectors per token.
         heads: u64,

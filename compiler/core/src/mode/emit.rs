@@ -222,16 +222,9 @@ impl Emitter<'_> {
         if id.index() < self.mode.forward {
             self.form.forward.push(kernel);
         } else {
-            let phase = if self.is_again(id) { Phase::R } else { phase(op) };
+            let phase = if self.mode.steps[id].again { Phase::R } else { phase(op) };
             self.form.backward.push((phase, kernel));
         }
-    }
-
-    /// Whether a step of the backward pass is one of the forward pass.
-    fn is_again(&self, id: StepId) -> bool {
-        let step = &self.mode.steps[id];
-        let same = |other: &Step| other.name == step.name && other.make == step.make;
-        !step.inputs.is_empty() && self.mode.steps.values().take(self.mode.forward).any(same)
     }
 
     fn plain(&mut self, id: StepId, step: &Step, op: &Op) -> Vec<ValueId> {

@@ -112,6 +112,8 @@ pub struct Step {
     pub inputs: Vec<StepId>,
     /// The type of its result.
     pub ty: Type,
+    /// Whether it is an operation of the backward pass that computes a value of the forward pass again.
+    pub again: bool,
 }
 
 /// What makes a step.
@@ -193,23 +195,22 @@ pub enum Had {
 impl Mode {
     /// The steps that the backward pass has of the forward pass in some way.
     pub fn had(&self, how: Had) -> impl Iterator<Item = &Step> {
-        let forward: Vec<(&str, &graph::Op)> = self
-            .steps
-            .values()
-            .take(self.forward)
-            .filter_map(|step| match &step.make {
-                Make::Op(op) => Some((&*step.name, op)),
-                Make::Keep | Make::Fetch | Make::Earlier | Make::Later => None,
-            })
-            .collect();
         self.steps.values().skip(self.forward).filter(move |step| match &step.make {
             Make::Keep => how == Had::Kept,
             Make::Fetch => how == Had::Fetched,
-            Make::Op(graph::Op::Part(_)) => false,
-            Make::Op(op) => {
-                how == Had::Again && !step.inputs.is_empty() && forward.contains(&(&*step.name, op))
-            }
+            // Parts are told with what they are of, but for a sum, which has a name of its own.
+            Make::Op(graph::Op::Part(part)) => how == Had::Again && step.again && self.is_sum(step, *part),
+            Make::Op(_) => how == Had::Again && step.again,
             Make::Earlier | Make::Later => false,
+        })
+    }
+
+    /// Whether a part is the sum of a norm with a residual.
+    fn is_sum(&self, step: &Step, part: usize) -> bool {
+        step.inputs.iter().any(|&tuple| match self.steps[tuple].make {
+            Make::Op(graph::Op::RmsNorm { .. }) => part == 2,
+            Make::Op(graph::Op::LayerNorm { .. }) => part == 3,
+            Make::Op(_) | Make::Keep | Make::Fetch | Make::Earlier | Make::Later => false,
         })
     }
 

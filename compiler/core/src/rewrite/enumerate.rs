@@ -113,6 +113,18 @@ fn branch() -> Layer {
     layer.output(&[y])
 }
 
+/// A norm of a sum that goes on beside it.
+fn summed() -> Layer {
+    let mut layer = Sample::new("summed");
+    let x = layer.input("x", 16);
+    let h = layer.linear("h", x, 16, false);
+    let s = layer.add("s", x, h);
+    let n = layer.rms_norm("n", s);
+    let n = layer.linear("out", n, 16, false);
+    let y = layer.add("y", s, n);
+    layer.output(&[y])
+}
+
 /// Attention of a value with itself.
 fn attention() -> Layer {
     let mut layer = Sample::new("attention");
@@ -127,7 +139,7 @@ fn attention() -> Layer {
 /// The ways of some layers, whole and in slices.
 fn counted(host: bool) -> String {
     let mut text = String::new();
-    for layer in [gated(), branch(), attention()] {
+    for layer in [gated(), branch(), summed(), attention()] {
         for lengths in [&[64][..], &[40, 24]] {
             let (ways, front) = compare(&layer, lengths, host);
             text += &format!("{} {lengths:?}: {ways} ways, {front} on the front\n", layer.name);

@@ -115,6 +115,14 @@ pub(super) fn front(egraph: &EGraph, roots: &[Id], options: impl Fn(Id) -> Vec<C
             picks.insert(table.order[decision.place], table.terms[decision.place][decision.option].clone());
             last = decision.before;
         }
+        // What was there for nothing may be needed by nothing.
+        let mut needed: BTreeSet<Id> = roots.iter().copied().collect();
+        for class in &table.order {
+            if let Some(term) = needed.contains(class).then(|| picks.get(class)).flatten() {
+                needed.extend(term.children.iter().map(|&child| egraph.find(child)));
+            }
+        }
+        picks.retain(|class, _| needed.contains(class));
         Way { price: end.price, picks }
     };
     Front { ways: ends.iter().map(way).collect(), missing: BTreeSet::new() }
@@ -150,7 +158,7 @@ struct Table {
     terms: Vec<Vec<Term>>,
     /// The places of the operands of each term, and its price.
     options: Vec<Vec<(Vec<usize>, Price)>>,
-    /// The places of classes that every way needs.
+    /// The places of classes that every way needs, or has for nothing.
     definite: BTreeSet<usize>,
     missing: BTreeSet<Id>,
 }
@@ -215,9 +223,10 @@ impl Table {
         table.definite = roots.iter().map(|root| places[root]).collect();
         table.close();
         // What is dropped may leave operands that every way needs.
-        while table.prefer_groups() {
+        while table.prefer_groups() || table.prefer_larger() {
             table.close();
         }
+        table.take_what_is_there();
         table
     }
 
@@ -242,15 +251,7 @@ impl Table {
     /// worth it: the other terms of its parts are dropped, so that fewer ways are looked at. Returns whether any was.
     fn prefer_groups(&mut self) -> bool {
         let mut dropped = false;
-        let mut parts: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
-        for (place, terms) in self.terms.iter().enumerate() {
-            for (option, term) in terms.iter().enumerate() {
-                if let Head::Op(Op::Part(_)) = term.head {
-                    parts.entry(self.options[place][option].0[0]).or_default().push((place, option));
-                }
-            }
-        }
-        for (tuple, parts) in parts {
+        for (tuple, parts) in self.parts() {
             let [(operands, price)] = &self.options[tuple][..] else { continue };
             let mut others = Price::default();
             let is_worse = parts.iter().all(|&(place, option)| {
@@ -265,11 +266,7 @@ impl Table {
                 others = others + *price;
                 self.definite.contains(&place) && needs.iter().all(|need| operands.contains(need))
             });
-            let no_more = price.time <= others.time
-                && price.kept <= others.kept
-                && price.offloaded <= others.offloaded
-                && price.kernels <= others.kernels;
-            if is_worse && no_more {
+            if is_worse && price.is_at_most(others) {
                 dropped = true;
                 for (place, option) in parts {
                     self.options[place] = vec![self.options[place][option].clone()];
@@ -278,6 +275,67 @@ impl Table {
             }
         }
         dropped
+    }
+
+    /// Where a tuple reads a part of another that has all its parts too, as the results of a norm read the sum that a norm
+    /// with a residual gives beside them: if the other costs no more than the tuple with whatever else makes what it reads, and
+    /// reads nothing else, the tuple is not worth it, and the terms that take its parts, which alone read it, are dropped.
+    /// Returns whether any was.
+    fn prefer_larger(&mut self) -> bool {
+        let parts = self.parts();
+        let is_part = |place: usize, of: &[(usize, usize)]| of.iter().any(|&(part, _)| part == place);
+        for (&tuple, smaller) in parts.iter().filter(|(tuple, _)| !self.definite.contains(tuple)) {
+            let [(operands, price)] = &self.options[tuple][..] else { continue };
+            let is_larger = |other: usize, larger: &[(usize, usize)]| {
+                let [(needs, whole)] = &self.options[other][..] else { return false };
+                let all = smaller.iter().all(|&(place, _)| is_part(place, larger));
+                let (read, rest): (Vec<usize>, Vec<usize>) =
+                    operands.iter().partition(|&&operand| is_part(operand, larger));
+                let [read] = read[..] else { return false };
+                // Whatever else makes what it reads.
+                let mut makes = self.options[read].iter().filter(|(children, _)| *children != [other]);
+                all && makes.all(|(children, of)| {
+                    whole.is_at_most(*price + *of)
+                        && needs.iter().all(|need| rest.contains(need) || children.contains(need))
+                })
+            };
+            if parts.iter().any(|(&other, larger)| is_larger(other, larger)) {
+                for &(place, option) in smaller {
+                    self.options[place].remove(option);
+                    self.terms[place].remove(option);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Takes what costs nothing and needs only what every way needs: nothing else is worth it, and whether it is needed tells
+    /// no ways apart.
+    fn take_what_is_there(&mut self) {
+        for place in (0..self.order.len()).rev() {
+            let there = self.options[place].iter().position(|(children, price)| {
+                *price == Price::default() && children.iter().all(|child| self.definite.contains(child))
+            });
+            if let Some(option) = there {
+                self.options[place] = vec![self.options[place][option].clone()];
+                self.terms[place] = vec![self.terms[place][option].clone()];
+                self.definite.insert(place);
+            }
+        }
+    }
+
+    /// The classes and options that take a part of each tuple.
+    fn parts(&self) -> BTreeMap<usize, Vec<(usize, usize)>> {
+        let mut parts: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+        for (place, terms) in self.terms.iter().enumerate() {
+            for (option, term) in terms.iter().enumerate() {
+                if let Head::Op(Op::Part(_)) = term.head {
+                    parts.entry(self.options[place][option].0[0]).or_default().push((place, option));
+                }
+            }
+        }
+        parts
     }
 }
 

@@ -46,6 +46,16 @@ pub(super) struct Price {
     pub(super) kernels: u32,
 }
 
+impl Price {
+    /// Whether it is no more than another in anything.
+    pub(super) fn is_at_most(self, other: Self) -> bool {
+        self.time <= other.time
+            && self.kept <= other.kept
+            && self.offloaded <= other.offloaded
+            && self.kernels <= other.kernels
+    }
+}
+
 impl std::ops::Add for Price {
     type Output = Self;
     fn add(self, other: Self) -> Self {

@@ -76,7 +76,9 @@ impl Steps<'_> {
             Some(make) => {
                 let fact = &self.egraph[class].data;
                 let name = self.graph.nodes[fact.node].name.clone();
-                self.mode.steps.push(Step { name, make, inputs, ty: fact.ty.clone() })
+                let is_computed = matches!(make, Make::Op(_)) && !inputs.is_empty();
+                let again = is_computed && fact.backward && rank(fact) < self.graph.forward;
+                self.mode.steps.push(Step { name, make, inputs, ty: fact.ty.clone(), again })
             }
         };
         self.known.insert(class, step);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::graph::samples::{self, Sample};
 use crate::graph::{Graph, build};
-use crate::mode::{Form, ModeId, form, print, verify};
+use crate::mode::{Form, ModeId, form, print, print_modes, verify};
 use crate::spec::Unary;
 use pipec_program::{BytesPerSecond, DType, FlopsPerSecond, Mask};
 
@@ -64,6 +64,28 @@ fn front() {
         let kept = mode.steps.values().filter(|step| step.make == crate::mode::Make::Keep);
         let names: Vec<&str> = kept.map(|step| &*step.name).collect();
         text += &format!("{} {} keeps {}\n", mode.time, mode.kept, names.join(", "));
+    }
+    insta::assert_snapshot!(text);
+}
+
+/// A sum that one kernel makes with its norm is computed again by an addition alone where the statistic of the norm is
+/// kept, and else by the same kernel: both before any gradient.
+#[test]
+fn sums_are_computed_again_with_their_norm_or_alone() {
+    let mut layer = Sample::new("layer");
+    let x = layer.input("x", 16);
+    let h = layer.linear("h", x, 16, false);
+    let s = layer.add("s", x, h);
+    let n = layer.layer_norm("n", s);
+    let y = layer.add("y", s, n);
+    let graph = build(&layer.output(&[y]), DType::F32);
+    let extents = extents(&[8]);
+    let (layer, _) = super::layer(&graph, &extents, RATES).unwrap();
+    let mut text = print_modes(&layer);
+    for mode in layer.modes.values() {
+        let form = form(&layer, mode, extents[0]);
+        assert_eq!(verify(&form), Vec::<String>::new(), "{}", print(&form));
+        text += &format!("\n{}", print(&form));
     }
     insta::assert_snapshot!(text);
 }

@@ -125,10 +125,13 @@ fn check(function: &Function) {
                 let (other_param, other_bytes) = range(other);
                 let apart =
                     param != other_param || bytes.end <= other_bytes.start || other_bytes.end <= bytes.start;
-                let in_place = input
-                    && bytes == other_bytes
-                    && !output.accumulate
-                    && matches!(kernel.op, Op::Map { .. } | Op::Rope { .. } | Op::CrossEntropyGrad { .. });
+                let may = matches!(
+                    (&kernel.op, position),
+                    (Op::Map { .. } | Op::Rope { .. } | Op::CrossEntropyGrad { .. }, _)
+                        | (Op::RmsNorm { .. }, 2)
+                        | (Op::LayerNorm { .. }, 3)
+                );
+                let in_place = input && bytes == other_bytes && !output.accumulate && may;
                 assert!(apart || in_place, "{text} shares bytes");
             }
             written[param.index()][bytes].fill(true);

@@ -33,6 +33,14 @@ pub(super) const RULES: &[Rule] = &[
         apply: residual,
     },
     Rule {
+        name: "fuse-residual-norm",
+        from: "x + y, norm(x + y, w..)",
+        to: "parts of norm(x, w.., y)",
+        condition: "x and y are stored, or no element-wise operation computes them",
+        reason: "a norm that adds up what it reads gives the sum beside its own results, and no kernel reads it again for them",
+        apply: residual_norm,
+    },
+    Rule {
         name: "group-products",
         from: "linear(x, w), linear(x, v)",
         to: "parts of linear(x, w, v)",
@@ -255,6 +263,52 @@ fn residual(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
             let fused = alike(egraph, class, Term::new(norm.head.clone(), children));
             equal.push((class, fused));
         }
+    }
+    equal
+}
+
+fn residual_norm(egraph: &mut EGraph, class: Id, term: &Term) -> Vec<(Id, Id)> {
+    let operands = match &term.head {
+        Head::Op(Op::RmsNorm { .. }) => 2,
+        Head::Op(Op::LayerNorm { .. }) => 3,
+        Head::Op(_)
+        | Head::Again
+        | Head::Keep
+        | Head::Fetch
+        | Head::Slice
+        | Head::Earlier
+        | Head::Later(..)
+        | Head::Sum => return Vec::new(),
+    };
+    // Of whole sequences that are cut there is nothing to compute.
+    let is_cut = egraph.lookup(Term::new(Head::Slice, vec![class])).is_some();
+    let Type::Tuple(results) = egraph[class].data.ty.clone() else { return Vec::new() };
+    if term.children.len() != operands || is_cut {
+        return Vec::new();
+    }
+    let total = egraph.find(term.children[0]);
+    let sums: Vec<[Id; 2]> = egraph[total].nodes.iter().filter_map(|term| sum(egraph, term)).collect();
+    // What nothing stores is better put into the sum than stored for the norm.
+    let is_operand = |egraph: &EGraph, class: Id| {
+        egraph[class].data.ty == egraph[total].data.ty
+            && (is_stored(egraph, class) || formulas(egraph, class).is_empty())
+    };
+    let mut equal = Vec::new();
+    for [x, y] in sums {
+        if !is_operand(egraph, x) || !is_operand(egraph, y) {
+            continue;
+        }
+        let children = [x].into_iter().chain(term.children[1..].iter().copied()).chain([y]).collect();
+        let mut fact = egraph[class].data.clone();
+        fact.ty = Type::Tuple(results.iter().cloned().chain([egraph[total].data.ty.clone()]).collect());
+        let tuple = add(egraph, Term::new(term.head.clone(), children), Some(fact));
+        for part in 0..results.len() {
+            // What nothing asks for is no class.
+            if let Some(known) = egraph.lookup(Term::op(Op::Part(part), vec![class])) {
+                equal.push((known, alike(egraph, known, Term::op(Op::Part(part), vec![tuple]))));
+            }
+        }
+        equal.push((total, alike(egraph, total, Term::op(Op::Part(results.len()), vec![tuple]))));
     }
     equal
 }

@@ -138,6 +138,11 @@ fn fusion() {
         layer.add("y", x, h)
     });
     golden("fuse-residual", &[], false, &residual);
+    let mut norm = Sample::new("layer");
+    let (x, y) = (norm.input("x", 4), norm.input("y", 4));
+    let sum = norm.add("sum", x, y);
+    let h = norm.rms_norm("h", sum);
+    golden("fuse-residual-norm", &[], false, &norm.output(&[sum, h]));
     let products = of(|layer, x| {
         let (a, b) = (layer.linear("a", x, 4, false), layer.linear("b", x, 4, false));
         layer.add("y", a, b)

@@ -135,6 +135,20 @@ fn elements(ty: &Type) -> usize {
     }
 }
 
+/// What a norm is of, and the sum that it gives: none if there is no residual.
+fn sum_of(x: &Value, residual: Option<&Value>) -> Result<(Value, Option<Value>), String> {
+    let Some(residual) = residual else { return Ok((x.clone(), None)) };
+    if x.tokens() != residual.tokens() {
+        return Err("a norm adds values of different tokens".to_owned());
+    }
+    let sum = x.by_row(|at, x| {
+        let mut sum = x.to_vec();
+        add_to(&mut sum, &residual.rows()[at]);
+        sum
+    });
+    Ok((sum.clone(), Some(sum)))
+}
+
 /// The vectors of a row.
 fn vectors(row: &[f64], heads: u64) -> std::slice::ChunksExact<'_, f64> {
     row.chunks_exact(row.len() / heads as usize)
@@ -185,29 +199,31 @@ pub(super) fn evaluate(op: &Op, of: &[Value], ty: &Type, length: usize) -> Resul
             }
         }
         Op::RmsNorm { heads, eps } => {
-            let inverse = of[0].by_row(|_, x| {
+            let (x, sum) = sum_of(&of[0], of.get(2))?;
+            let inverse = x.by_row(|_, x| {
                 let of_vector = |x: &[f64]| 1.0 / (dot(x, x) / x.len() as f64 + eps.value()).sqrt();
                 vectors(x, *heads).map(of_vector).collect()
             });
-            let y = of[0].by_row(|at, x| {
+            let y = x.by_row(|at, x| {
                 let vector = |(x, inverse): (&[f64], &f64)| -> Vec<f64> {
                     x.iter().zip(of[1].whole()).map(|(x, gain)| x * inverse * gain).collect()
                 };
                 vectors(x, *heads).zip(&inverse.rows()[at]).flat_map(vector).collect()
             });
-            Value::Tuple(vec![y, inverse])
+            Value::Tuple([y, inverse].into_iter().chain(sum).collect())
         }
         Op::LayerNorm { heads, eps } => {
+            let (x, sum) = sum_of(&of[0], of.get(3))?;
             let mean = |x: &[f64]| x.iter().sum::<f64>() / x.len() as f64;
-            let means = of[0].by_row(|_, x| vectors(x, *heads).map(mean).collect());
-            let inverse = of[0].by_row(|_, x| {
+            let means = x.by_row(|_, x| vectors(x, *heads).map(mean).collect());
+            let inverse = x.by_row(|_, x| {
                 let of_vector = |x: &[f64]| {
                     let squares: Vec<f64> = x.iter().map(|&number| (number - mean(x)).powi(2)).collect();
                     1.0 / (mean(&squares) + eps.value()).sqrt()
                 };
                 vectors(x, *heads).map(of_vector).collect()
             });
-            let y = of[0].by_row(|at, x| {
+            let y = x.by_row(|at, x| {
                 let parameters = of[1].whole().iter().zip(of[2].whole());
                 let statistics = means.rows()[at].iter().zip(&inverse.rows()[at]);
                 let vector = |(x, (mean, inverse)): (&[f64], (&f64, &f64))| -> Vec<f64> {
@@ -216,7 +232,7 @@ pub(super) fn evaluate(op: &Op, of: &[Value], ty: &Type, length: usize) -> Resul
                 };
                 vectors(x, *heads).zip(statistics).flat_map(vector).collect()
             });
-            Value::Tuple(vec![y, means, inverse])
+            Value::Tuple([y, means, inverse].into_iter().chain(sum).collect())
         }
         Op::Rope(rope) => of[0].by_row(|at, x| {
             vectors_of(x, rope.head_dim).flat_map(|x| rotated(rope, x, of[0].tokens()[at].1)).collect()

@@ -80,6 +80,22 @@ fn shared(width: u64, heads: u64, mask: Mask) -> Layer {
     layer.output(&[y])
 }
 
+/// Norms of sums, one of them of each head.
+fn summed(width: u64, heads: u64) -> Layer {
+    let mut layer = Sample::new("summed");
+    let x = layer.input("x", width);
+    let a = layer.linear("a", x, width, false);
+    let s = layer.add("s", x, a);
+    let h = layer.layer_norm("h", s);
+    let b = layer.linear("b", h, width, true);
+    let t = layer.add("t", h, b);
+    let t = layer.heads("t", t, heads);
+    let n = layer.rms_norm("n", t);
+    let n = layer.heads("n", n, 1);
+    let y = layer.add("y", s, n);
+    layer.output(&[y])
+}
+
 /// A number below `bound` drawn for a site.
 fn draw(site: u64, place: u64, bound: u64) -> u64 {
     (random(site, place) * bound as f64) as u64
@@ -104,6 +120,7 @@ fn layers(seed: u64) -> Vec<(Layer, bool)> {
         (parallel(width, heads, Mask::Causal), true),
         (parallel(width, heads, Mask::Full), false),
         (gated(width, hidden), true),
+        (summed(width, heads), true),
         (shared(width, heads, Mask::Causal), true),
         (shared(width, heads, Mask::Full), false),
     ]
