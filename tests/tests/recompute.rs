@@ -10,10 +10,13 @@ use pipec_program::id::Id;
 use pipec_program::memory::memory;
 use pipec_program::simulate::simulate;
 use pipec_program::{
-    Bytes, Category, Costs, FlopsPerSecond, Instruction, Pass, Program, QueueKind, Space, Work,
+    Body, Bytes, Category, Costs, FlopsPerSecond, Instruction, Kernel, Op, Pass, Program, QueueKind, Space,
+    Work,
 };
 use pipec_runtime::engine::Options;
-use pipec_tests::{Kind, compile, engine, losses, replan, resolve, run, touches_what_was_planned};
+use pipec_tests::{
+    Kind, compile, engine, losses, replan, resolve, resolve_text, run, touches_what_was_planned,
+};
 use std::sync::Arc;
 
 fn schedules() -> [Schedule; 4] {
@@ -53,6 +56,48 @@ fn losses_are_the_same_bits() {
             assert_eq!(kept, selective, "{file} {schedule:?}");
             assert_eq!(kept, full, "{file} {schedule:?}");
             assert!(most > less && less > least, "{file} {schedule:?}: {most} {less} {least}");
+        }
+    }
+}
+
+/// How many norms of a program add a residual.
+fn norms_of_sums(program: &Program) -> usize {
+    let kernels = program.functions.values().flat_map(|function| match &function.body {
+        Body::Kernels { kernels, .. } => kernels.as_slice(),
+        Body::Abstract { .. } => &[],
+    });
+    let adds = |kernel: &&Kernel| {
+        let operands = kernel.inputs.len();
+        matches!((&kernel.op, operands), (Op::RmsNorm { .. }, 3) | (Op::LayerNorm { .. }, 4))
+    };
+    kernels.filter(adds).count()
+}
+
+/// One kernel for a sum and its norm gives the bits of two, in the forward pass and where it is computed again.
+#[test]
+fn norms_of_sums_change_no_bit() {
+    let gpt = "train {
+            seq: 12, global_batch: 4, micro_batch: 2, precision: f32, optimizer: adamw { lr: 1e-2 }
+            seed: 3, data: formula
+        }
+        pipeline {
+            model: std::models::gpt { layers: 2, hidden: 24, heads: 2, vocab: 40, rows: 12, activation: gelu }
+            cluster: std::clusters::local { devices: 2 }, stages: 2
+        }";
+    for Resolution { mut spec, origins, .. } in [resolve("examples/reference/tiny_b.pipe"), resolve_text(gpt)]
+    {
+        for level in [Level::None, Level::Full] {
+            spec.pipeline.recompute = Recompute::Every(level);
+            let of = |spec: &Spec| {
+                let count = norms_of_sums(&compile(spec, &origins).unwrap().program);
+                (count, losses(spec, &origins, Kind::Cpu, 3))
+            };
+            let (several, one) = of(&spec);
+            let mut spec = spec.clone();
+            spec.without.insert("fuse-residual-norm".to_owned());
+            let (none, two) = of(&spec);
+            assert!(several > 0 && none == 0, "{level:?}: {several} {none}");
+            assert_eq!(one, two, "{level:?}");
         }
     }
 }

@@ -262,6 +262,14 @@ fn rms_norm(bencher: Bencher, preset: Preset) {
 }
 
 #[divan::bench(args = PRESETS)]
+fn rms_norm_of_sum(bencher: Bencher, preset: Preset) {
+    let x = [preset.tokens(), preset.hidden];
+    let call = Call::new(Op::RmsNorm { eps: 1e-5 }).input(&x).input(&[preset.hidden]).input(&x);
+    let call = call.output(&x, false).output(&[preset.tokens()], false).output(&x, false);
+    call.bench(bencher, None);
+}
+
+#[divan::bench(args = PRESETS)]
 fn rms_norm_grad(bencher: Bencher, preset: Preset) {
     let x = [preset.tokens(), preset.hidden];
     let call =
