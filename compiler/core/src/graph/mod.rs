@@ -18,7 +18,7 @@ pub(crate) mod samples;
 mod tests;
 mod verify;
 
-use crate::spec::{Layer, LayerId, Model, SlotId, Train};
+use crate::spec::{Layer, LayerId, Model, SlotId, Sums, Train};
 use pipec_program::DType;
 use pipec_program::id::IdVec;
 use std::fmt;
@@ -43,7 +43,12 @@ pub struct Precision {
 impl Precision {
     /// Those of a training run.
     pub fn of(train: &Train) -> Self {
-        Self { values: train.precision, gradients: train.gradients }
+        let values = train.precision;
+        let gradients = match train.gradients {
+            Sums::Wide => accumulator_type(values),
+            Sums::Own => values,
+        };
+        Self { values, gradients }
     }
 }
 

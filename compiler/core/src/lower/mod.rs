@@ -31,7 +31,7 @@ pub(crate) use trips::{Host, hosts};
 pub use units::problem;
 pub(crate) use units::{Memory, TRAVELLING, unit, workspace};
 
-use crate::graph::accumulator_type;
+use crate::graph::{Precision, accumulator_type};
 use crate::plan::{Part, Plan};
 use crate::schedule::{Deadlock, Execution, ProblemError, Schedule, Step, execute};
 use crate::spec::{Origins, Schedule as Policy, Spec, Updates};
@@ -170,7 +170,7 @@ pub fn lower(
     let gradients = gradients(plan, &buffers, &lifetimes, &places);
     let parameters = place_parameters(spec, plan, stages, &shards, &buffers, &gradients);
     let mut groups = IdVec::new();
-    let dtype = spec.train.gradients;
+    let dtype = Precision::of(&spec.train).gradients;
     let reference = Reference { schedule, execution: &execution };
     let ties = ties(plan, dtype, &parameters, &buffers, reference, &mut wires, &mut groups);
     let norm = (functions.clip.is_some() && plan.devices.len() > 1).then(|| {
@@ -296,7 +296,7 @@ fn place_parameters(
                 let view = view.filter(|_| shard.parameters.contains(&position))?;
                 Some(part(view, place.moment - shard.start, bytes(accumulator_type(precision))))
             };
-            let of_gradients = bytes(spec.train.gradients);
+            let of_gradients = bytes(Precision::of(&spec.train).gradients);
             copies.push(Placed {
                 weight: part(views.home, place.weight, bytes(precision)),
                 gradient: part(gradients, place.gradient, of_gradients),

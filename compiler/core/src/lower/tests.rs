@@ -47,7 +47,7 @@ fn spec(model: Model, devices: u32, chunks: u32, micro_batches: u32, schedule: P
             global_batch: u64::from(2 * micro_batches),
             micro_batch: 2,
             precision: DType::F32,
-            gradients: DType::F32,
+            gradients: crate::spec::Sums::Wide,
             clip_norm: Some(1.0),
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             optimizer_state: crate::spec::OptimizerState::Copied,

@@ -52,7 +52,7 @@ fn spec(layers: usize, stages: u32, devices: u32, schedule: Schedule, cut: Cut) 
             global_batch: 4,
             micro_batch: 1,
             precision: DType::F32,
-            gradients: DType::F32,
+            gradients: crate::spec::Sums::Wide,
             clip_norm: None,
             optimizer: Optimizer::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 },
             optimizer_state: crate::spec::OptimizerState::Copied,

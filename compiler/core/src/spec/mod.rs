@@ -396,8 +396,8 @@ pub struct Train {
     pub micro_batch: u64,
     /// The element type of weights, activations and gradients.
     pub precision: DType,
-    /// The element type in which gradients of weights are added up.
-    pub gradients: DType,
+    /// In which type gradients of weights are added up.
+    pub gradients: Sums,
     /// The largest global norm of gradients; larger ones are scaled down to it.
     pub clip_norm: Option<f64>,
     /// The optimizer.
@@ -412,6 +412,16 @@ pub struct Train {
     pub seed: u64,
     /// Where the tokens come from.
     pub data: Option<Data>,
+}
+
+/// In which type something is added up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sums {
+    /// f32, or f64 where the run is.
+    #[default]
+    Wide,
+    /// The precision of the run.
+    Own,
 }
 
 /// The optimizer.

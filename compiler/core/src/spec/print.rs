@@ -1,7 +1,7 @@
 //! A spec as text for people and snapshots (`--emit=spec`): everything it holds, in the order of its types.
 
 use super::{
-    Cluster, Cut, Layer, Level, Model, Offload, Op, Optimizer, Pipeline, Recompute, Spec, State, Train,
+    Cluster, Cut, Layer, Level, Model, Offload, Op, Optimizer, Pipeline, Recompute, Spec, State, Sums, Train,
     Unary, Value, ValueId, Wire,
 };
 use pipec_program::id::IdVec;
@@ -181,8 +181,8 @@ fn cluster(lines: &mut Lines, cluster: &Cluster) {
 
 fn train(lines: &mut Lines, train: &Train) {
     lines.add(0, format_args!("train: {}", train.precision));
-    if train.gradients.bytes() < pipec_program::DType::F32.bytes() {
-        lines.add(1, format_args!("gradients {}", train.gradients));
+    if train.gradients == Sums::Own {
+        lines.add(1, format_args!("gradients {}", train.precision));
     }
     lines.add(
         1,

@@ -3,7 +3,7 @@
 use super::constant::{Constant, Environment, Kind, Settings, settings, wrong_kind};
 use super::report::Report;
 use super::settings::Block;
-use super::{Optimizer, OptimizerState, Origin, Train};
+use super::{Optimizer, OptimizerState, Origin, Sums, Train};
 use pipe_grammar::ast;
 use pipe_grammar::diagnostic::{Code, Diagnostic, SourceId, suggest};
 use pipec_program::{DType, Data, LearningRate, TokenWidth, Tokenizer};
@@ -176,14 +176,14 @@ fn precision(block: &Block<'_>, report: &mut Report) -> Option<DType> {
 }
 
 /// f32, or f64 where the run is; a run in a shorter type may add up in it.
-fn gradients(block: &Block<'_>, precision: Option<DType>, report: &mut Report) -> Option<DType> {
+fn gradients(block: &Block<'_>, precision: Option<DType>, report: &mut Report) -> Option<Sums> {
     let usual = if precision? == DType::F64 { DType::F64 } else { DType::F32 };
-    let Some(value) = block.get("gradients") else { return Some(usual) };
+    let Some(value) = block.get("gradients") else { return Some(Sums::Wide) };
     let choices: Vec<DType> = [usual, precision?].into_iter().collect();
     if let Kind::Word(word) = &value.kind
         && let Some(dtype) = choices.iter().find(|dtype| dtype.name() == word)
     {
-        return Some(*dtype);
+        return Some(if *dtype == usual { Sums::Wide } else { Sums::Own });
     }
     let expected = match choices[..] {
         [usual, own] if usual != own => format!("`{usual}` or `{own}`"),
