@@ -158,9 +158,9 @@ struct Residence {
     leaving: Option<Local>,
     arriving: Option<Local>,
     /// The positions after which the weights of each stage are on the device, the last time.
-    ready: BTreeMap<StageId, Vec<(Local, Position)>>,
+    ready: BTreeMap<StageId, BTreeMap<Local, Position>>,
     /// The positions after which the weights that live here with each stage have been read.
-    taken: BTreeMap<StageId, Vec<(Local, Position)>>,
+    taken: BTreeMap<StageId, BTreeMap<Local, Position>>,
     /// The position after which the gradients of each stage are on the host, in this order.
     landed: Vec<(StageId, Position)>,
     /// The position after which the factor of clipping is.
@@ -170,8 +170,9 @@ struct Residence {
 impl Residence {
     /// The weights of a stage that live here have been copied to the device at a position.
     fn is_loaded(&mut self, stage: StageId, queue: Local, position: Position) {
-        self.ready.entry(stage).or_default().push((queue, position));
-        self.taken.entry(stage).or_default().push((queue, position));
+        // Positions of a queue ascend, and the last covers those before.
+        self.ready.entry(stage).or_default().insert(queue, position);
+        self.taken.entry(stage).or_default().insert(queue, position);
     }
 }
 
@@ -419,7 +420,7 @@ impl<'a> Emission<'a> {
                 let (Some(channel), Some(queue)) = (load.channel, residence.leaving) else { continue };
                 let work = Work::Stage(StepWork::Load, load.stage);
                 let position = self.queues.push(queue, Instruction::Send { channel, view: load.from, work });
-                residence.taken.entry(load.home).or_default().push((queue, position));
+                residence.taken.entry(load.home).or_default().insert(queue, position);
             }
         }
         if self.context.state != State::HostOptimizer {
@@ -506,9 +507,9 @@ impl<'a> Emission<'a> {
             };
             let position = self.queues.push(queue, instruction);
             let Some(residence) = &mut self.residence else { return };
-            residence.ready.entry(stage).or_default().push((queue, position));
+            residence.ready.entry(stage).or_default().insert(queue, position);
             if load.channel.is_none() {
-                residence.taken.entry(load.home).or_default().push((queue, position));
+                residence.taken.entry(load.home).or_default().insert(queue, position);
             }
         }
     }
@@ -516,7 +517,7 @@ impl<'a> Emission<'a> {
     /// Makes a pass wait until the weights of its stage are on the device.
     fn wait_for_weights(&mut self, stage: StageId) {
         let Some(residence) = &self.residence else { return };
-        for &(queue, position) in residence.ready.get(&stage).into_iter().flatten() {
+        for (&queue, &position) in residence.ready.get(&stage).into_iter().flatten() {
             self.queues.wait(COMPUTE, queue, position);
         }
     }
@@ -612,7 +613,7 @@ impl<'a> Emission<'a> {
         let Some(residence) = &self.residence else { return };
         let Some(update) = &self.context.functions.update[stage] else { return };
         let (compute, download) = (residence.compute, residence.download);
-        for &(queue, position) in residence.taken.get(&stage).into_iter().flatten() {
+        for (&queue, &position) in residence.taken.get(&stage).into_iter().flatten() {
             self.queues.wait(compute, queue, position);
         }
         let landed = residence.factor.map_or(landed, |factor| factor.max(landed));

@@ -22,7 +22,8 @@
 //!   after forward, slices ascend forward and descend backward, recomputation stands between the two; a pass reads
 //!   activations of its own micro-batch and of its own or a neighbouring stage, tokens of its own micro-batch and weights
 //!   of its own stage; losses go to the place of their micro-batch and slice. A pair is both of its passes, each with the
-//!   regions of its half; neither finds what the other makes.
+//!   regions of its half; neither finds what the other makes. Where backward has a cut of its own, F runs on the stages of the
+//!   forward cut and R and backward passes on the others, each of which takes its input from one place of the forward cut.
 //! - **gradient**: per parameter, every stage that uses it adds one contribution for every micro-batch and slice, all of
 //!   them before a tie, norm or update reads it; copies are reduced over exactly their devices before norm and update;
 //!   the norm counts every parameter once.

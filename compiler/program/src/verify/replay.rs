@@ -179,6 +179,9 @@ impl RegionSource {
     }
 }
 
+/// Where a backward stage gets its input from.
+type Across = (StageId, Option<(FunctionId, ParamId)>);
+
 /// What the calls and messages so far say: the same regions come from the same places at every call.
 struct Sources {
     regions: IdVec<FunctionId, Vec<RegionSource>>,
@@ -186,6 +189,9 @@ struct Sources {
     sent: BTreeMap<(ChannelId, FunctionId), (ParamId, Entity)>,
     /// Pairs of touch and stage whose weights have been checked.
     weights: BTreeSet<(u32, u32)>,
+    /// The forward stage, and the region of its function if that is on this device, from which each backward stage takes its
+    /// input.
+    across: BTreeMap<StageId, (Across, Entity)>,
     /// The same of loaded weights, with the touch that they were copied through.
     loaded: BTreeSet<(u32, u32, u32)>,
 }
@@ -194,7 +200,13 @@ impl Sources {
     fn new(program: &Program) -> Self {
         let regions =
             program.functions.values().map(|row| vec![RegionSource::default(); row.params.len()]).collect();
-        Self { regions, sent: BTreeMap::new(), weights: BTreeSet::new(), loaded: BTreeSet::new() }
+        Self {
+            regions,
+            sent: BTreeMap::new(),
+            weights: BTreeSet::new(),
+            across: BTreeMap::new(),
+            loaded: BTreeSet::new(),
+        }
     }
 
     fn of(&mut self, function: FunctionId, param: ParamId) -> &mut RegionSource {
@@ -597,6 +609,7 @@ impl Replay<'_, '_, '_> {
         let batch = self.program.batch;
         let mut wrong = None;
         let mut moved = None;
+        let mut elsewhere = None;
         if follows {
             let mut previous = None;
             for segment in self.memory.read(touch) {
@@ -606,8 +619,28 @@ impl Replay<'_, '_, '_> {
                 previous = Some(segment.maker);
                 let made = segment.maker.made;
                 wrong = wrong.or_else(|| memory::misread(batch, pass, unit, made));
-                // Backward stages begin at different places of forward stages that have one function.
-                let across = matches!(made, Made::Forward(by) if batch.is_backward(by.stage) != batch.is_backward(unit.stage));
+                // Backward stages begin at different places of forward stages that have one function: each at one.
+                let maker = match made {
+                    Made::Forward(by) if batch.is_backward(by.stage) != batch.is_backward(unit.stage) => {
+                        Some(by.stage)
+                    }
+                    Made::Forward(_)
+                    | Made::Backward(_)
+                    | Made::Other
+                    | Made::Zero
+                    | Made::Feed(_)
+                    | Made::Step(_)
+                    | Made::Copied(_)
+                    | Made::Loaded(_) => None,
+                };
+                let across = maker.is_some();
+                if let Some(maker) = maker {
+                    let from = (maker, origin(touches, segment.maker));
+                    let &mut (known, first) = self.sources.across.entry(unit.stage).or_insert((from, place));
+                    if known != from {
+                        elsewhere = elsewhere.or(Some(first));
+                    }
+                }
                 if let Some((producer, region)) = origin(touches, segment.maker).filter(|_| !across) {
                     let known = self.sources.of(function, param).region_of(producer, region, place);
                     if known.0 != region {
@@ -633,6 +666,9 @@ impl Replay<'_, '_, '_> {
         }
         if let Some(message) = wrong {
             self.report.add(place, Rule::Unit, message);
+        } else if let Some(first) = elsewhere {
+            let message = format!("takes the input of {} from elsewhere than at {first}", unit.stage);
+            self.report.add_related(place, Rule::Unit, message, vec![first]);
         } else if let Some((producer, region, (before, first))) = moved {
             let message = format!(
                 "{param} of {function} takes {region} of {producer}, but at {first} it takes {before}"

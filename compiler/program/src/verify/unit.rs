@@ -77,7 +77,8 @@ impl Units {
             }
             Pass::B | Pass::BW => {
                 if !own.forward {
-                    wrong(format!("{name} {unit} runs before F {unit}"));
+                    let before = if self.batch.is_backward(unit.stage) { "R" } else { "F" };
+                    wrong(format!("{name} {unit} runs before {before} {unit}"));
                 }
                 if own.backward {
                     wrong(format!("the backward pass of {unit} runs a second time"));

@@ -1,6 +1,6 @@
 //! Broken programs, described in `cases.txt` by what they change in a good one.
 
-use super::{OFFLOAD, PAIR, TIED, TWO_STAGES, problems};
+use super::{OFFLOAD, PAIR, TIED, TWO_CUTS, TWO_STAGES, problems};
 
 const CASES: &str = include_str!("cases.txt");
 
@@ -12,6 +12,7 @@ fn edit(name: &str, edits: &[&str]) -> Vec<String> {
         Some(("tied", _)) => TIED,
         Some(("offload", _)) => OFFLOAD,
         Some(("pair", _)) => PAIR,
+        Some(("two_cuts", _)) => TWO_CUTS,
         Some(_) | None => TWO_STAGES,
     };
     // A line that an edit has put there is no longer a line of the good program.

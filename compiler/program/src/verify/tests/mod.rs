@@ -15,6 +15,8 @@ pub(super) const TIED: &str = include_str!("../../../../../tests/programs/tied.p
 
 pub(super) const OFFLOAD: &str = include_str!("../../../../../tests/programs/offload.pprog");
 
+pub(super) const TWO_CUTS: &str = include_str!("../../../../../tests/programs/two_cuts.pprog");
+
 pub(super) const PAIR: &str = include_str!("../../../../../tests/programs/pair.pprog");
 
 /// What is wrong with a text: lines, counted from 1, with messages.
@@ -39,6 +41,7 @@ fn good_programs_pass() {
     assert_eq!(problems(TIED), []);
     assert_eq!(problems(OFFLOAD), []);
     assert_eq!(problems(PAIR), []);
+    assert_eq!(problems(TWO_CUTS), []);
 }
 
 proptest! {
@@ -49,10 +52,10 @@ proptest! {
 
     #[test]
     fn damaged_programs_are_verified_without_panic(
-        which in 0..4usize,
+        which in 0..5usize,
         damage in proptest::collection::vec((any::<prop::sample::Index>(), any::<prop::sample::Index>(), 0u32..40), 1..6),
     ) {
-        let text = [TWO_STAGES, TIED, OFFLOAD, PAIR][which];
+        let text = [TWO_STAGES, TIED, OFFLOAD, PAIR, TWO_CUTS][which];
         let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
         for (place, digit, number) in damage {
             // Another number in some line, mostly one that still is an id or a size.

@@ -1,7 +1,7 @@
 //! Single instructions of good programs, changed: each mutant is refused, or computes the same.
 
 use super::symbolic::outcome;
-use super::{OFFLOAD, PAIR, TIED, TWO_STAGES};
+use super::{OFFLOAD, PAIR, TIED, TWO_CUTS, TWO_STAGES};
 use crate::id::{MicroBatch, QueueId, StageId};
 use crate::program::{Instruction, Pair, Pass, Program, Unit, View, Work};
 use crate::text;
@@ -175,7 +175,7 @@ fn mutate(program: &Program, queue: QueueId, position: usize, mutation: &Mutatio
 
 #[test]
 fn mutants_are_refused_or_equivalent() {
-    for text in [TWO_STAGES, TIED, OFFLOAD, PAIR] {
+    for text in [TWO_STAGES, TIED, OFFLOAD, PAIR, TWO_CUTS] {
         let (program, _) = text::parse(text).expect("the text is right");
         let expected = outcome(&program);
         let mut different = Vec::new();
