@@ -4,7 +4,7 @@
     scripts/validate.py [--update] [--only TEXT]
 
 Reads tests/validation/spipe.csv and clusters.pipe, simulates every row with a release build of pipec (it makes one), and prints
-the table of docs/validation.md; with --update it writes it there. Python alone, about ten seconds.
+the table of docs/validation.md; with --update it writes it there. Python alone, one to two minutes.
 """
 import argparse
 import csv

@@ -409,29 +409,10 @@ fn check_home(wished: &Wished, schedule: Schedule, state: State, report: &mut Re
     let error = |place: Origin, code: Code, message: String, help: String| {
         Diagnostic::error(place.source, code, message).at(place.span, "").help(help)
     };
-    let of_layer = match schedule {
-        Schedule::Mobius { .. } => "breadth_first",
-        Schedule::SPipe { .. } => "interleaved",
-        Schedule::GPipe
-        | Schedule::OneFOneB
-        | Schedule::Interleaved { .. }
-        | Schedule::BreadthFirst { .. }
-        | Schedule::TeraPipe { .. }
-        | Schedule::Seq1F1B { .. }
-        | Schedule::SlimPipe { .. }
-        | Schedule::Svpp { .. }
-        | Schedule::ZbH1
-        | Schedule::ZbH2
-        | Schedule::ZbV
-        | Schedule::VHalf
-        | Schedule::VMin
-        | Schedule::DualPipe
-        | Schedule::DualPipeV
-        | Schedule::Chimera
-        | Schedule::Hanayo { .. }
-        | Schedule::Auto { .. }
-        | Schedule::From { .. } => return,
-    };
+    if !schedule.is_of_host() {
+        return;
+    }
+    let of_layer = if matches!(schedule, Schedule::SPipe { .. }) { "interleaved" } else { "breadth_first" };
     if state != State::Host {
         let message = format!("`{name}` is for state that lives on the host");
         let help = format!("leave out `state`, or write `schedule: {of_layer} {{ virtual: 2 }}`");
